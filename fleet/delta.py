@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.errors import DigestMismatch, StaleVersion
@@ -32,6 +33,24 @@ def diff(old: IntentSnapshot, new: IntentSnapshot) -> IntentDelta:
     upserts = tuple(o for key, o in new.objects.items() if old.objects.get(key) != o)
     removals = tuple(key for key in old.objects if key not in new.objects)
     return IntentDelta(old.at, new.at, upserts, removals, new.content)
+
+
+def compose(deltas: Sequence[IntentDelta]) -> IntentDelta:
+    """One delta with the effect of all of ``deltas`` in order. Raises StaleVersion when they do not follow one another."""
+    if not deltas:
+        raise StaleVersion("there is nothing to put together")
+    upserts: dict[tuple[str, str], IntentObject] = {}
+    removals: dict[tuple[str, str], None] = {}
+    for before, delta in zip((None, *deltas), deltas, strict=False):
+        if before is not None and before.at != delta.base:
+            raise StaleVersion(f"a delta to {before.at.order} is not followed by one from {delta.base.order}")
+        for key in delta.removals:
+            upserts.pop(key, None)
+            removals[key] = None
+        for obj in delta.upserts:
+            removals.pop(obj.key, None)
+            upserts[obj.key] = obj
+    return IntentDelta(deltas[0].base, deltas[-1].at, tuple(upserts.values()), tuple(removals), deltas[-1].content)
 
 
 def apply(snapshot: IntentSnapshot, delta: IntentDelta) -> IntentSnapshot:

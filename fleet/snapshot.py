@@ -67,7 +67,12 @@ def content_digest(objects: Iterable[IntentObject]) -> bytes:
 
     An integrity check between parties that trust each other, not a commitment against an adversary.
     """
-    return (sum(o.digest() for o in objects) % _MODULUS).to_bytes(_DIGEST_BYTES, "big")
+    return sum_digests(o.digest() for o in objects)
+
+
+def sum_digests(digests: Iterable[int]) -> bytes:
+    """:func:`content_digest` of objects whose :meth:`IntentObject.digest` is known already."""
+    return (sum(digests) % _MODULUS).to_bytes(_DIGEST_BYTES, "big")
 
 
 def digest_after(digest: bytes, removed: Iterable[IntentObject], added: Iterable[IntentObject]) -> bytes:
