@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from fleet.process.insecure import is_loopback
+from fleet.process.settings import ProcessSettings
 from fleet.resources.base import NAME_PATTERN
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -15,10 +16,8 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
 
-class RouterSettings(BaseModel):
+class RouterSettings(ProcessSettings):
     """Settings of ``headrace router``: table ``[router]``, environment ``HEADRACE_ROUTER_*`` and the short aliases."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # Where it listens
     host: str = "127.0.0.1"
@@ -42,15 +41,12 @@ class RouterSettings(BaseModel):
     controlplane: list[str] = []
     """``host:port`` of control planes' gRPC; every address of a name is used."""
     router_token: str = Field("", repr=False)
-    router_token_file: str = ""
-    """Read again at each connection."""
     fleet: str = ""
     """Fleet file: standalone, without a control plane."""
     secret_key: list[str] = Field([], repr=False)
     """Standalone: peppers and signs; newest first. A generated one is kept in the state directory when there is none."""
     join_token: str = Field("", repr=False)
     """Standalone: what agents must show to join. Without one, agents may join over loopback only."""
-    join_token_file: str = ""
 
     # What it shares and how it knows where clients are
     redis_url: str = Field("", repr=False)
@@ -61,12 +57,6 @@ class RouterSettings(BaseModel):
     expose: Literal["", "none", "region", "all"] = ""
     """Placement headers in answers. Empty: ``all`` standalone on loopback, else ``region``."""
 
-    # Safety
-    insecure: bool = False
-    tls_cert: str = ""
-    tls_key: str = Field("", repr=False)
-    tls_ca: str = ""
-    tls_client_ca: str = ""
     admin_token: str = Field("", repr=False)
     """Bearer token for the debugging pages of the admin port; off loopback they are closed without one."""
 
@@ -93,7 +83,6 @@ class RouterSettings(BaseModel):
     agent_interval_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.4
     agent_lease_seconds: Annotated[float, Field(ge=0.1, le=600)] = 1.2
     agent_streams_per_second: int = Field(250, ge=1)
-    log_level: str = "info"
 
     @model_validator(mode="after")
     def _sources(self) -> RouterSettings:
@@ -159,13 +148,3 @@ class RouterSettings(BaseModel):
         return cls.model_validate(
             {"host": "0.0.0.0", "state_dir": "/var/lib/headrace", "shutdown_delay_seconds": 5.0} | values
         )
-
-
-def is_loopback(host: str) -> bool:
-    """True for loopback addresses and the name ``localhost``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
