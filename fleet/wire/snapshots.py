@@ -72,8 +72,11 @@ def delta_from_wire(m: snapshot_pb2.SnapshotDelta) -> IntentDelta:
     )
 
 
-def snapshot_to_chunks(s: IntentSnapshot) -> Iterator[snapshot_pb2.SnapshotChunk]:
-    """The whole snapshot in messages of bounded size, at least one, the last one marked."""
+def snapshot_to_chunks(s: IntentSnapshot, *, confirmed: bool = False) -> Iterator[snapshot_pb2.SnapshotChunk]:
+    """The whole snapshot in messages of bounded size, at least one, the last one marked.
+
+    ``confirmed``: an operator has confirmed a content that receivers would find implausible.
+    """
     index, size = 0, 0
     batch: list[snapshot_pb2.IntentObject] = []
     for obj in s.objects.values():
@@ -85,7 +88,13 @@ def snapshot_to_chunks(s: IntentSnapshot) -> Iterator[snapshot_pb2.SnapshotChunk
         batch.append(wire)
         size += length
     yield snapshot_pb2.SnapshotChunk(
-        at=version_to_wire(s.at), region=s.region, index=index, last=True, objects=batch, content=s.content
+        at=version_to_wire(s.at),
+        region=s.region,
+        index=index,
+        last=True,
+        objects=batch,
+        content=s.content,
+        confirmed=confirmed,
     )
 
 

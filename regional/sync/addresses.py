@@ -19,6 +19,8 @@ class Target:
     address: str
     """``host:port`` with an IP address, IPv6 in brackets."""
     name: str
+    scheme: str = ""
+    """``https`` or ``http`` where the setting says so; empty leaves it to whether there is a CA."""
 
 
 def split_host_port(value: str, default_port: int) -> tuple[str, int]:
@@ -48,6 +50,7 @@ async def resolve(listed: Sequence[str], default_port: int, rng: random.Random) 
     found: dict[str, Target] = {}
     for entry in listed:
         host, port = split_host_port(entry, default_port)
+        scheme = entry.strip().partition("://")[0] if "://" in entry else ""
         try:
             ipaddress.ip_address(host)
             addresses = [host]
@@ -58,7 +61,8 @@ async def resolve(listed: Sequence[str], default_port: int, rng: random.Random) 
                 continue
             addresses = [str(info[4][0]) for info in infos]
         for address in addresses:
-            found.setdefault(join_host_port(address, port), Target(join_host_port(address, port), host))
+            target = Target(join_host_port(address, port), host, scheme)
+            found.setdefault(target.address, target)
     targets = list(found.values())
     rng.shuffle(targets)
     return targets

@@ -68,20 +68,22 @@ class ObjectKey(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class SnapshotChunk(_message.Message):
-    __slots__ = ("at", "region", "index", "last", "objects", "content")
+    __slots__ = ("at", "region", "index", "last", "objects", "content", "confirmed")
     AT_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     at: _common_pb2.IntentVersion
     region: str
     index: int
     last: bool
     objects: _containers.RepeatedCompositeFieldContainer[IntentObject]
     content: bytes
-    def __init__(self, at: _Optional[_Union[_common_pb2.IntentVersion, _Mapping]] = ..., region: _Optional[str] = ..., index: _Optional[int] = ..., last: _Optional[bool] = ..., objects: _Optional[_Iterable[_Union[IntentObject, _Mapping]]] = ..., content: _Optional[bytes] = ...) -> None: ...
+    confirmed: bool
+    def __init__(self, at: _Optional[_Union[_common_pb2.IntentVersion, _Mapping]] = ..., region: _Optional[str] = ..., index: _Optional[int] = ..., last: _Optional[bool] = ..., objects: _Optional[_Iterable[_Union[IntentObject, _Mapping]]] = ..., content: _Optional[bytes] = ..., confirmed: _Optional[bool] = ...) -> None: ...
 
 class SnapshotDelta(_message.Message):
     __slots__ = ("base", "at", "upserts", "removals", "content", "confirmed")
