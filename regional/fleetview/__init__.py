@@ -1,0 +1,1 @@
+"""Endpoints as seen now: columnar, one writer, never changed during a decision."""

@@ -1,0 +1,40 @@
+"""When silence, slowness and failure count, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """Durations in seconds, shares from 0 to 1."""
+
+    lease_seconds: float = 1.2
+    """Shortest lease; a node that reports more rarely has three of its intervals."""
+    lease_intervals: float = 3.0
+    probe_tries: int = 2
+    probe_timeout_seconds: float = 0.15
+    probe_interval_seconds: float = 0.5
+    """Between direct probes of an endpoint whose agent is silent."""
+    down_probe_interval_seconds: float = 0.25
+    """Between direct probes of an endpoint that does not answer; slows down to ``dead_probe_interval_seconds``."""
+    dead_probe_interval_seconds: float = 2.0
+    consecutive_failures: int = 5
+    ejection_seconds: float = 2.0
+    """First ejection; each further one is twice as long."""
+    ejection_max_seconds: float = 60.0
+    ejection_share: float = 0.34
+    """Most of a pool that may be ejected for failing, but one of two or more always may."""
+    half_open_requests: int = 1
+    """Trial requests at once when an ejection ends."""
+    half_open_successes: int = 2
+    panic_share: float = 0.5
+    """Below this share of endpoints in good health, unproven signs of bad health are ignored."""
+    auth_failed_seconds: float = 30.0
+    ban_seconds: float = 1.0
+    """Pause after a refusal that names none."""
+    ban_max_seconds: float = 60.0
+    hang_after_seconds: float = 0.5
+    """No progress for this long with work in flight, and longer than expected, asks for a probe."""
+    hang_eject_seconds: float = 5.0
+    """No progress for this long although probes are answered ejects (case-E01)."""

@@ -1,0 +1,1 @@
+"""Where a request goes: region, zone, endpoint, in three visible steps over one cost."""
