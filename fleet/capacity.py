@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleet.accelerator import AcceleratorState
@@ -52,6 +54,15 @@ class InventoryNode:
     gpus: tuple[AcceleratorState, ...] = ()
     endpoints: tuple[EndpointReport, ...] = ()
     device_error: str = ""
+
+
+def inventory_digest(nodes: Iterable[InventoryNode]) -> bytes:
+    """Digest of an inventory as it was told: which nodes, which report of each, in what state. 16 bytes, order-free.
+
+    Sender and receiver both compute it over what has travelled, so it does not change while nothing is sent.
+    """
+    lines = sorted(f"{n.node_uid}\x00{n.incarnation}\x00{n.sequence}\x00{n.state}" for n in nodes)
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
