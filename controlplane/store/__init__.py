@@ -1,0 +1,1 @@
+"""The database: sessions, the intent feed, leadership, migrations. Everything else of the control plane goes through here."""
