@@ -13,9 +13,9 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationError, field_validator
 
 from fleet.errors import FieldError, InvalidInput
 from fleet.process.schema import Key, Schema, schema_of
@@ -24,6 +24,8 @@ from fleet.process.secret_file import SecretFile
 PREFIX = "HEADRACE_"
 TABLES = ("controlplane", "router", "agent", "tls", "log")
 SHARED_TABLES = ("tls", "log")
+ENGINE_TABLES = "engine"
+"""``[[engine]]``: the agent's engines, at the top of the file."""
 _CONFIG_LIMIT_BYTES = 1 << 20
 
 # Names of the public contract. A process that does not use one of them leaves it to its neighbours in the same environment.
@@ -59,6 +61,19 @@ class TlsSettings(BaseModel):
     ca: Path | None = None
     client_ca: Path | None = None
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _unset(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @classmethod
+    def of(cls, settings: BaseModel) -> TlsSettings:
+        """Of a process's settings, which hold them as a table ``tls`` or as fields ``tls_cert`` and so on."""
+        nested = getattr(settings, "tls", None)
+        if isinstance(nested, TlsSettings):
+            return nested
+        return cls.model_validate({name: getattr(settings, f"tls_{name}", None) for name in cls.model_fields})
+
 
 class LogSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,7 +93,6 @@ class ProcessSettings(BaseModel):
     tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
 
-    _origins: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
     _secret_files: dict[str, SecretFile] = PrivateAttr(default_factory=dict)
 
 
@@ -101,6 +115,14 @@ class _Written:
 _Values = dict[tuple[str, ...], _Written]
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[Model]):
+    """Settings with where each value that is not a default was written."""
+
+    settings: Model
+    origins: Mapping[tuple[str, ...], str]
+
+
 def load(
     model: type[Model],
     table: str,
@@ -110,7 +132,21 @@ def load(
     flags: Mapping[str, Any] | None = None,
     known: Collection[str] = (),
 ) -> Model:
-    """The settings of the process whose table is ``table``.
+    """The settings of the process whose table is ``table``; see :func:`load_with_origins`."""
+    loaded = load_with_origins(model, table, config_file=config_file, environ=environ, flags=flags, known=known)
+    return loaded.settings
+
+
+def load_with_origins(
+    model: type[Model],
+    table: str,
+    *,
+    config_file: Path | None = None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any] | None = None,
+    known: Collection[str] = (),
+) -> Loaded[Model]:
+    """The settings of the process whose table is ``table``, and where they come from.
 
     ``flags`` maps field names to values (None is not given); ``known`` are further names, in lower case, that belong to
     other processes. Raises InvalidInput with one error for each wrong key or value.
@@ -133,9 +169,8 @@ def load(
     except ValidationError as error:
         raise InvalidInput([_named(e, values, table) for e in error.errors(include_url=False)]) from None
     if isinstance(settings, ProcessSettings):
-        settings._origins.update({path: f"{w.source} {w.pointer}" for path, w in values.items()})
         settings._secret_files.update({"_".join(p): w.file for p, w in values.items() if w.file is not None})
-    return settings
+    return Loaded(settings, {path: f"{w.source} {w.pointer}" for path, w in values.items()})
 
 
 def secret_reader(settings: BaseModel, name: str) -> Callable[[], str]:
@@ -187,14 +222,16 @@ def _from_file(schema: Schema, table: str, config_file: Path, errors: list[Field
                 _walk(schema, (), content, source, f"[{name}] ", values, errors)
             else:
                 errors.append(FieldError(name, f"must be a table: [{name}]", source))
-        elif name in SHARED_TABLES or (isinstance(content, list) and name in schema.by_name):
-            # [tls] and [log] are everybody's; [[engine]] stands at the top as the contract writes it.
-            if name in schema.tables or name in schema.by_name:
-                _walk(schema, (), {name: content}, source, "", values, errors)
-        elif name not in TABLES and not isinstance(content, list):
-            errors.append(FieldError(f"[{name}]", f"unknown table; known are {', '.join(TABLES)}", source))
-        elif name not in TABLES and name != "engine":
-            errors.append(FieldError(f"[[{name}]]", "unknown table; the only list of tables is [[engine]]", source))
+        elif name in SHARED_TABLES:
+            if isinstance(content, dict):
+                _walk(schema, (name,), content, source, "", values, errors, shared=True)
+            else:
+                errors.append(FieldError(name, f"must be a table: [{name}]", source))
+        elif name == ENGINE_TABLES:
+            if "engines" in schema.by_name:
+                _put(values, schema.by_name["engines"], False, content, source, f"[[{name}]]", errors)
+        elif name not in TABLES:
+            errors.append(FieldError(f"[{name}]", f"unknown table; known are {', '.join(TABLES)}, [[engine]]", source))
     return values
 
 
@@ -206,6 +243,8 @@ def _walk(
     label: str,
     values: _Values,
     errors: list[FieldError],
+    *,
+    shared: bool = False,
 ) -> None:
     for raw, value in content.items():
         name = "_".join((*prefix, raw.lower().replace("-", "_")))
@@ -214,6 +253,8 @@ def _walk(
             _walk(schema, (*prefix, raw), value, source, label, values, errors)
             continue
         found = _find(schema, name)
+        if found is None and shared and name.removesuffix("_file") in CONTRACT_NAMES:
+            continue  # a shared table may say more than this process uses
         if found is None:
             errors.append(FieldError(pointer, "unknown key" + _suggest(name, schema), source))
             continue

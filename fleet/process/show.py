@@ -10,19 +10,18 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from fleet.process.schema import Key, schema_of
-from fleet.process.settings import SHARED_TABLES, ProcessSettings
+from fleet.process.settings import SHARED_TABLES, Loaded
 
 MASK = "********"
 _CREDENTIALS = re.compile(r"(?<=://)([^/@\s]*)@")
 _QUERY_SECRET = re.compile(r"([?&](?:password|token|secret|key)=)[^&\s]+", re.IGNORECASE)
 
 
-def show_settings(settings: BaseModel, table: str) -> str:
+def show_settings(loaded: Loaded[Any], table: str) -> str:
     """A TOML text that lists every setting. Secrets are masked; a line's comment names its source."""
-    origins = settings._origins if isinstance(settings, ProcessSettings) else {}
     sections: dict[str, list[str]] = {table: []}
-    for key in schema_of(type(settings)).keys:
-        value: Any = settings
+    for key in schema_of(type(loaded.settings)).keys:
+        value: Any = loaded.settings
         for part in key.path:
             value = getattr(value, part) if value is not None else None
         shared = key.path[0] in SHARED_TABLES and len(key.path) > 1
@@ -30,7 +29,9 @@ def show_settings(settings: BaseModel, table: str) -> str:
         name = ".".join(key.path[1:] if shared else key.path)
         text = _text(_masked(key, value))
         line = f"{name} = {text}" if text is not None else f"# {name} is not set"
-        sections.setdefault(section, []).append(f"{line}  # {origins.get(key.path, 'default')}" if text else line)
+        sections.setdefault(section, []).append(
+            f"{line}  # {loaded.origins.get(key.path, 'default')}" if text else line
+        )
     return "\n\n".join("\n".join([f"[{section}]", *lines]) for section, lines in sections.items()) + "\n"
 
 
