@@ -14,23 +14,18 @@ MAX_MOVED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outstanding:
-    """Work one router has sent to one endpoint and not seen the end of."""
-
-    inflight: int
-    tokens: float
-
-
-@dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """One router's word: who it is, where agents reach it, and its outstanding work by endpoint uid."""
+    """One router's word: who it is, where it is reached, and its outstanding work."""
 
     router_uid: str
     incarnation: int
     sequence: int
     grpc_addresses: tuple[str, ...] = ()
     http_addresses: tuple[str, ...] = ()
-    outstanding: Mapping[str, Outstanding] = field(default_factory=dict)
+    outstanding: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """In-flight requests and prompt tokens still to be read, by endpoint uid."""
+    bans: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that it keeps off endpoints that asked for a pause (case-R09)."""
 
     @property
     def order(self) -> tuple[int, int]:

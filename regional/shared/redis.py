@@ -27,13 +27,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from fleet.errors import FieldError, InvalidInput, Unavailable
-from regional.shared.base import MAX_ENDPOINTS, MAX_MOVED, TTL_SECONDS, Exchange, MovedSession, Outstanding, RouterLoad
+from regional.shared.base import MAX_ENDPOINTS, MAX_MOVED, TTL_SECONDS, Exchange, MovedSession, RouterLoad
 
 EXCHANGE_BUDGET_SECONDS = 0.1
 CONNECT_BUDGET_SECONDS = 0.5
 _MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 _MAX_ROUTERS = 256
 _MOVES_KEPT = 10_000
+MAX_BAN_SECONDS = 300.0
+"""No sibling can keep this router off an endpoint for longer with one word."""
 _FORGET_AFTER_MISSES = 300
 """Exchanges without a word after which a uid is taken out of the set (a minute at five a second)."""
 
@@ -45,6 +47,7 @@ class _WireLoad(msgspec.Struct, array_like=True, frozen=True):
     grpc_addresses: list[str]
     http_addresses: list[str]
     outstanding: dict[str, tuple[int, float]]
+    bans: dict[str, float] = {}
 
 
 class _WireMove(msgspec.Struct, array_like=True, frozen=True):
@@ -187,7 +190,7 @@ class RedisShared:
 
 
 def _encode_load(load: RouterLoad) -> bytes:
-    outstanding = {uid: (o.inflight, o.tokens) for uid, o in list(load.outstanding.items())[:MAX_ENDPOINTS]}
+    outstanding = dict(list(load.outstanding.items())[:MAX_ENDPOINTS])
     return _encoder.encode(
         _WireLoad(
             load.router_uid,
@@ -196,6 +199,7 @@ def _encode_load(load: RouterLoad) -> bytes:
             list(load.grpc_addresses),
             list(load.http_addresses),
             outstanding,
+            dict(list(load.bans.items())[:MAX_ENDPOINTS]),
         )
     )
 
@@ -207,7 +211,7 @@ def _decode_load(payload: bytes) -> RouterLoad | None:
     except msgspec.MsgspecError:
         return None
     outstanding = {
-        uid: Outstanding(min(max(inflight, 0), 1_000_000), min(max(tokens, 0.0), 1e12))
+        uid: (min(max(inflight, 0), 1_000_000), min(max(tokens, 0.0), 1e12))
         for uid, (inflight, tokens) in list(wire.outstanding.items())[:MAX_ENDPOINTS]
         if math.isfinite(tokens)
     }
@@ -218,6 +222,11 @@ def _decode_load(payload: bytes) -> RouterLoad | None:
         tuple(wire.grpc_addresses[:16]),
         tuple(wire.http_addresses[:16]),
         outstanding,
+        {
+            uid: min(max(seconds, 0.0), MAX_BAN_SECONDS)
+            for uid, seconds in list(wire.bans.items())[:MAX_ENDPOINTS]
+            if math.isfinite(seconds)
+        },
     )
 
 

@@ -96,14 +96,14 @@ class Watch:
             have=version_to_wire(have),
             software_version=self._who.version,
         )
-        stub = snapshot_pb2_grpc.SnapshotServiceStub(channel)
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Watch(request, metadata=(("authorization", f"Bearer {self._token()}"),))
         assembler = ChunkAssembler(MAX_SNAPSHOT_BYTES)
         try:
             while True:
                 async with asyncio.timeout(SILENCE_SECONDS):
                     update = await call.read()
-                if update is grpc.aio.EOF:
+                if update is grpc.aio.EOF:  # type: ignore[attr-defined]
                     raise Unavailable("the control plane ended the watch")
                 self._freshness.connected = True
                 await self._take(update, assembler)

@@ -1,0 +1,65 @@
+"""Asks an engine directly whether it is alive: one small HTTP request over a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from fleet.endpoint import EngineKind
+from regional.health.actions import ProbeEndpoints, ProbeTarget
+
+MAX_AT_ONCE = 512
+"""Probes under way at once, so that a zone that falls silent costs a bounded number of sockets."""
+_MAX_STATUS_LINE_BYTES = 4096
+
+_PATHS = {EngineKind.TRITON: "/v2/health/ready"}
+
+
+class Prober:
+    """Carries out probes. ``client_context`` gives the TLS context for engines with an https address."""
+
+    def __init__(self, client_context: Callable[[], ssl.SSLContext]) -> None:
+        self._client_context = client_context
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def answered(self, target: ProbeTarget, order: ProbeEndpoints) -> bool:
+        """True when one of the tries got an HTTP answer below 500 in time."""
+        async with self._slots:
+            for _ in range(order.tries):
+                try:
+                    async with asyncio.timeout(order.timeout_seconds):
+                        if await self._status(target) < 500:
+                            return True
+                except (OSError, TimeoutError, ValueError, asyncio.LimitOverrunError, ssl.SSLError):
+                    continue  # refused, cut off, silent or not HTTP: the next try, then it counts as no answer
+        return False
+
+    async def _status(self, target: ProbeTarget) -> int:
+        """Status of the answer. Raises OSError or ValueError when there is none."""
+        parts = urlsplit(target.url)
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        reader, writer = await asyncio.open_connection(
+            parts.hostname, port, ssl=self._client_context() if secure else None, limit=_MAX_STATUS_LINE_BYTES
+        )
+        try:
+            writer.write(_request(target, parts.netloc))
+            line = await reader.readuntil(b"\r\n")
+            version, _, rest = line.partition(b" ")
+            if not version.startswith(b"HTTP/1."):
+                raise ValueError("not HTTP")
+            return int(rest[:3])
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("closed before an answer") from error
+        finally:
+            writer.close()
+
+
+def _request(target: ProbeTarget, netloc: str) -> bytes:
+    path = _PATHS.get(EngineKind(target.kind), "/health") if target.kind in set(EngineKind) else "/health"
+    lines = [f"GET {path} HTTP/1.1", f"Host: {netloc}", "Connection: close", "User-Agent: headrace-router"]
+    if target.api_key and "\r" not in target.api_key and "\n" not in target.api_key:
+        lines.append(f"Authorization: Bearer {target.api_key}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")

@@ -1,0 +1,50 @@
+"""The heartbeat of a router's decisions: ticks, and carrying out what ticks, reports and probes ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from fleet.clock import Clock
+from regional.health.actions import Action, ProbeEndpoints, ProbeTarget
+from regional.intake.probes import Prober
+from regional.request.core import Core
+
+TICK_SECONDS = 0.05
+
+
+class Pulse:
+    """Ticks ``core`` and probes what it wants probed; all other actions go to ``tell``, which counts and logs them."""
+
+    def __init__(self, core: Core, prober: Prober, clock: Clock, tell: Callable[[Action], None]) -> None:
+        self._core = core
+        self._prober = prober
+        self._clock = clock
+        self._tell = tell
+        self._probes: set[asyncio.Task[None]] = set()
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """Do what the core asks for. Needs a running loop; never waits."""
+        for action in actions:
+            if isinstance(action, ProbeEndpoints):
+                for target in action.targets:
+                    task = asyncio.get_running_loop().create_task(self._probe(target, action))
+                    self._probes.add(task)
+                    task.add_done_callback(self._probes.discard)
+            else:
+                self._tell(action)
+
+    async def run(self) -> None:
+        """Tick until cancelled; probes under way are then broken off."""
+        try:
+            while True:
+                self.carry_out(self._core.tick(self._clock.monotonic()))
+                await asyncio.sleep(TICK_SECONDS)
+        finally:
+            for task in self._probes:
+                task.cancel()
+            await asyncio.gather(*self._probes, return_exceptions=True)
+
+    async def _probe(self, target: ProbeTarget, order: ProbeEndpoints) -> None:
+        answered = await self._prober.answered(target, order)
+        self.carry_out(self._core.on_probe(target.endpoint_uid, answered, self._clock.monotonic()))
