@@ -216,7 +216,7 @@ class IntentFeed:
                 .where(Resource.deleted_at.is_(None), Resource.kind.not_in(UNPUBLISHED_KINDS))
                 .order_by(Resource.kind, Resource.name)
             )
-            return head, [self._object(row) for row in rows.mappings()]
+            return head, [self._object(dict(row)) for row in rows.mappings()]
 
     # Waiting
 

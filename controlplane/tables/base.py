@@ -51,3 +51,7 @@ Name = String(256)
 Uid = String(64)
 Word = String(64)
 """A short value of a closed set."""
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
