@@ -44,7 +44,8 @@ class Origin:
     """Two letters: AF AN AS EU NA OC SA; empty when unknown."""
     coordinates: Coordinates | None = None
     source: str = "unknown"
-    """What it rests on: ``database``, ``continent``, ``private``, ``unknown``, or ``hop`` when a peer router said so."""
+    """What it rests on: ``database``, ``country`` or ``continent`` (its middle), ``private``, ``unknown``, or ``hop`` when a
+    peer router said so."""
 
 
 @dataclass(frozen=True, slots=True)
