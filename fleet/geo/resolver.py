@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.geo.addresses import Address, is_private, parse_address
@@ -17,6 +18,15 @@ _Stamp = tuple[tuple[int, int, int], ...]
 _RECENT_ENTRIES = 4096
 _CACHE_PREFIX = {4: 24, 6: 48}
 PRIVATE = Place(source="private")
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A database and what has been asked of it. Replaced whole, so that no answer outlives its database."""
+
+    database: Database | None = None
+    places: OrderedDict[tuple[int, int], Place] = field(default_factory=OrderedDict)
+    origins: dict[str, Origin] = field(default_factory=dict)
 
 
 class OriginResolver:
@@ -42,9 +52,7 @@ class OriginResolver:
         self._cache_entries = cache_entries
         self._on_event = on_event or (lambda _message, _ok: None)
         self._monotonic = monotonic
-        self._cache: OrderedDict[tuple[int, int], Place] = OrderedDict()
-        self._recent: dict[str, Origin] = {}
-        self._database: Database | None = None
+        self._loaded = _Loaded()
         self._stamp: _Stamp = ()
         self._loading = threading.Lock()
         self._next_check = monotonic() + check_seconds
@@ -56,24 +64,25 @@ class OriginResolver:
     @property
     def available(self) -> bool:
         """True when there is a database to ask."""
-        return self._database is not None
+        return self._loaded.database is not None
 
     def locate(self, address: str) -> Origin:
         """The origin of a client address in any spelling. Never raises; what is not known is not guessed."""
         if self._paths and self._monotonic() >= self._next_check:
             self._next_check = self._monotonic() + self._check_seconds
             self._check_in_background()
-        recent = self._recent.get(address)
+        loaded = self._loaded
+        recent = loaded.origins.get(address)
         if recent is not None:
             return recent
         parsed = parse_address(address)
         if parsed is None:
             return Origin(address=address[:80])
-        place = self._place(parsed)
+        place = self._place(loaded, parsed)
         origin = Origin(str(parsed), place.country, place.continent, place.coordinates, place.source)
-        if len(self._recent) >= _RECENT_ENTRIES:
-            self._recent.clear()
-        self._recent[address] = origin
+        if len(loaded.origins) >= _RECENT_ENTRIES:
+            loaded.origins.clear()
+        loaded.origins[address] = origin
         return origin
 
     def refresh(self) -> bool:
@@ -87,45 +96,42 @@ class OriginResolver:
                 database = Database(self._paths)
             except DatabaseError as error:
                 self.error = str(error)
-                kept = "the previous one stays in use" if self._database else "serving without geo"
+                kept = "the previous one stays in use" if self.available else "serving without geo"
                 self._on_event(f"geo database refused, {kept}: {error}", False)
                 return False
             # Readers of the old one may be in the middle of a lookup; it is freed with its last reference.
-            self._database, self._cache, self._recent, self.error = database, OrderedDict(), {}, ""
+            self._loaded, self.error = _Loaded(database), ""
             self._on_event("geo database loaded: " + ", ".join(map(str, self._paths)), True)
             return True
 
     def close(self) -> None:
         """Forget the database."""
         self._paths = ()
-        self._database = None
-        self._cache, self._recent = OrderedDict(), {}
+        self._loaded = _Loaded()
 
     def _check_in_background(self) -> None:
         if _stamps(self._paths) != self._stamp and not self._loading.locked():
             threading.Thread(target=self.refresh, name="geo-reload", daemon=True).start()
 
-    def _place(self, address: Address) -> Place:
+    def _place(self, loaded: _Loaded, address: Address) -> Place:
         number = int(address)
         shift = address.max_prefixlen - _CACHE_PREFIX[address.version]
         wide, narrow = (address.version, number >> shift), (-address.version, number)
-        cache = self._cache
         for key in (wide, narrow):
-            place = cache.get(key)
+            place = loaded.places.get(key)
             if place is not None:
-                cache.move_to_end(key)
+                loaded.places.move_to_end(key)
                 return place
-        place, prefix = self._look_up(address)
+        place, prefix = self._look_up(loaded.database, address)
         # An answer that holds for the whole block is cached once for it, so that a scan of addresses does not fill the cache.
-        cache[wide if prefix <= _CACHE_PREFIX[address.version] else narrow] = place
-        if len(cache) > self._cache_entries:
-            cache.popitem(last=False)
+        loaded.places[wide if prefix <= _CACHE_PREFIX[address.version] else narrow] = place
+        if len(loaded.places) > self._cache_entries:
+            loaded.places.popitem(last=False)
         return place
 
-    def _look_up(self, address: Address) -> tuple[Place, int]:
+    def _look_up(self, database: Database | None, address: Address) -> tuple[Place, int]:
         record = None
         prefix: int = address.max_prefixlen
-        database = self._database
         if database is not None:
             try:
                 record, prefix = database.find(address)
