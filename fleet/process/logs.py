@@ -78,8 +78,8 @@ def setup(process: str, *, level: str = "info", json: bool | None = None, stream
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A logger whose records carry ``logger=name``. Cheap; may be made at import."""
-    return cast(FilteringBoundLogger, structlog.get_logger(logger=name))
+    """A logger whose records carry ``source=name``. Cheap; may be made at import."""
+    return cast(FilteringBoundLogger, structlog.get_logger(source=name))
 
 
 def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
