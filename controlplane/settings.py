@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fleet.process.settings import ProcessSettings
 
 SQLITE_FILE = "controlplane.sqlite3"
 
@@ -14,10 +16,8 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
 
-class ControlPlaneSettings(BaseModel):
+class ControlPlaneSettings(ProcessSettings):
     """Settings of ``headrace controlplane``: table ``[controlplane]``, environment ``HEADRACE_CONTROLPLANE_*`` and aliases."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # Where it listens
     host: str = "127.0.0.1"
@@ -47,13 +47,6 @@ class ControlPlaneSettings(BaseModel):
     geoip_db: str = ""
     trusted_proxies: list[str] = []
 
-    # Safety
-    insecure: bool = False
-    tls_cert: str = ""
-    tls_key: str = Field("", repr=False)
-    tls_ca: str = ""
-    tls_client_ca: str = ""
-
     # Times
     report_interval_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
     """How often routers are told to report."""
@@ -63,7 +56,6 @@ class ControlPlaneSettings(BaseModel):
     """Not ready, but still listening."""
     shutdown_grace_seconds: Seconds = 5.0
     """What open requests and streams get before they are broken off."""
-    log_level: str = "info"
 
     def database(self) -> str:
         """The database URL in force."""

@@ -35,8 +35,11 @@ class SnapshotServiceStub:
     * After that, deltas, each starting where the one before ended. They are never held back and never skip a version.
     * An `observed` message for each other region when it has news, at most twice a second; it may be dropped and replaced by
     a newer one, a delta may not.
-    * A `heartbeat` at least every second, so that a router can tell a quiet watch from a dead one.
+    * A `heartbeat` at least every second, so that a router can tell a quiet watch from a dead one. While the database cannot be
+    read it carries no head: what the router holds may or may not be current.
     * A router that does not read is not waited for: the stream is closed with RESOURCE_EXHAUSTED and the router resyncs.
+    * When what comes next cannot be told as one delta (too large, or another history) the stream is closed with ABORTED; the
+    router calls again with what it has, and gets the full snapshot.
     * A router that claims a version ahead of the head, or an unknown chain, gets a full snapshot, and an event is recorded.
 
     Duties of a router
@@ -71,8 +74,11 @@ class SnapshotServiceServicer:
     * After that, deltas, each starting where the one before ended. They are never held back and never skip a version.
     * An `observed` message for each other region when it has news, at most twice a second; it may be dropped and replaced by
     a newer one, a delta may not.
-    * A `heartbeat` at least every second, so that a router can tell a quiet watch from a dead one.
+    * A `heartbeat` at least every second, so that a router can tell a quiet watch from a dead one. While the database cannot be
+    read it carries no head: what the router holds may or may not be current.
     * A router that does not read is not waited for: the stream is closed with RESOURCE_EXHAUSTED and the router resyncs.
+    * When what comes next cannot be told as one delta (too large, or another history) the stream is closed with ABORTED; the
+    router calls again with what it has, and gets the full snapshot.
     * A router that claims a version ahead of the head, or an unknown chain, gets a full snapshot, and an event is recorded.
 
     Duties of a router
@@ -116,8 +122,11 @@ class SnapshotService:
     * After that, deltas, each starting where the one before ended. They are never held back and never skip a version.
     * An `observed` message for each other region when it has news, at most twice a second; it may be dropped and replaced by
     a newer one, a delta may not.
-    * A `heartbeat` at least every second, so that a router can tell a quiet watch from a dead one.
+    * A `heartbeat` at least every second, so that a router can tell a quiet watch from a dead one. While the database cannot be
+    read it carries no head: what the router holds may or may not be current.
     * A router that does not read is not waited for: the stream is closed with RESOURCE_EXHAUSTED and the router resyncs.
+    * When what comes next cannot be told as one delta (too large, or another history) the stream is closed with ABORTED; the
+    router calls again with what it has, and gets the full snapshot.
     * A router that claims a version ahead of the head, or an unknown chain, gets a full snapshot, and an event is recorded.
 
     Duties of a router

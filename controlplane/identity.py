@@ -1,0 +1,299 @@
+"""Nodes join and renew: a join token is consumed once, a node keeps its uid, and what it gets is signed for 24 hours.
+
+A node that comes back is the same node: by the uid it kept, else by its name (a re-installed machine, case-G11). A machine that
+comes under another name with the GPUs of a node that has fallen silent takes its place, and the old one is retired. While the
+former holder still reports it is a conflict, and nothing changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.secrets import DeploymentSecrets
+from controlplane.store.database import Database
+from controlplane.store.intent import IntentFeed
+from controlplane.tables import InventoryItem, JoinToken, Resource, Status
+from fleet.clock import Clock
+from fleet.errors import HeadraceError
+from fleet.resources.base import NAME_PATTERN
+from fleet.resources.translate import HOLD_KIND
+from fleet.snapshot import IntentObject
+from fleet.tenancy import matches
+from fleet.wire.identity import LIFETIME_SECONDS, InvalidIdentity, NodeIdentity, sign_identity, verify_identity
+
+RENEWABLE_SECONDS = 7 * 24 * 3600.0
+"""An identity that expired while no control plane could be reached may still be renewed for this long."""
+ALIVE_SECONDS = 60.0
+_ALIVE_STATES = frozenset({"ready", "draining"})
+_MAX_GPUS = 1024
+_NAME = re.compile(NAME_PATTERN)
+
+
+class Refusal(StrEnum):
+    """Why a join is refused; the shell maps it to a status code."""
+
+    TOKEN = "token"  # noqa: S105  # a word, not a secret
+    """Not known, used up, expired, or not for this node or zone. The caller is not told which."""
+    IDENTITY = "identity"
+    INVALID = "invalid"
+    """A name or zone that cannot be."""
+    CONFLICT = "conflict"
+    """The name or a GPU belongs to a node that is alive."""
+
+
+class JoinRefused(HeadraceError):
+    def __init__(self, why: Refusal, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """What an agent asks, as its router forwards it. ``region`` is the router's own, by its token."""
+
+    region: str
+    zone: str
+    node_name: str
+    join_token: str = ""
+    identity: str = ""
+    """Present when renewing."""
+    gpu_uuids: tuple[str, ...] = ()
+    node_uid: str = ""
+
+    def __repr__(self) -> str:
+        return f"JoinRequest(region={self.region!r}, zone={self.zone!r}, node_name={self.node_name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    identity: NodeIdentity
+    token: str
+    """The signed identity."""
+    retired: tuple[str, ...] = ()
+    """Names of nodes whose place it took."""
+    renewed: bool = False
+
+    def __repr__(self) -> str:
+        return f"Joined({self.identity.node_name!r}, retired={self.retired!r}, renewed={self.renewed!r})"
+
+
+class Joins:
+    """Admits nodes. Safe to call from many streams and copies at once: the writers' lock of the feed orders them."""
+
+    def __init__(self, database: Database, feed: IntentFeed, secrets: DeploymentSecrets, clock: Clock) -> None:
+        self._database = database
+        self._feed = feed
+        self._secrets = secrets
+        self._clock = clock
+
+    async def join(self, request: JoinRequest) -> Joined:
+        """Raises JoinRefused (nothing has changed then), or Unavailable."""
+        if not _NAME.match(request.node_name):
+            raise JoinRefused(Refusal.INVALID, "the node's name is not a valid resource name: a-z, 0-9, - and . only")
+        if len(request.gpu_uuids) > _MAX_GPUS:
+            raise JoinRefused(Refusal.INVALID, f"a node has at most {_MAX_GPUS} GPUs")
+        if request.identity:
+            return await self._renew(request)
+        async with self._database.write() as session:
+            await self._feed.lock(session)
+            await self._check_zone(session, request)
+            token = await self._usable_token(session, request)
+            node, before = await self._find(session, request)
+            retired = await self._clear_place(session, request, node)
+            await self._consume(session, token)
+            node = await self._admit(session, request, node, before, retired)
+        return self._signed(node, request, tuple(r.name for r in retired))
+
+    async def _renew(self, request: JoinRequest) -> Joined:
+        now = self._clock.wall()
+        try:
+            held = verify_identity(request.identity, self._secrets.identity_keys(), now, now - RENEWABLE_SECONDS)
+        except InvalidIdentity as error:
+            raise JoinRefused(Refusal.IDENTITY, str(error)) from None
+        async with self._database.read() as session:
+            node = await _live(session, Resource.uid == held.node_uid)
+        if node is None:
+            raise JoinRefused(Refusal.IDENTITY, f"node {held.node_name} has been removed; it needs a new join token")
+        if held.region != request.region or node.spec.get("zone") != held.zone:
+            raise JoinRefused(
+                Refusal.IDENTITY, f"node {held.node_name} has moved to another zone; it has to join again"
+            )
+        return self._signed(node, request, (), renewed=True)
+
+    def _signed(
+        self, node: Resource, request: JoinRequest, retired: tuple[str, ...], *, renewed: bool = False
+    ) -> Joined:
+        now = self._clock.wall()
+        zone = str(node.spec["zone"])
+        identity = NodeIdentity(node.uid, node.name, zone, request.region, now, now + LIFETIME_SECONDS)
+        return Joined(identity, sign_identity(identity, self._secrets.identity_private_key()), retired, renewed)
+
+    async def _check_zone(self, session: AsyncSession, request: JoinRequest) -> None:
+        zone = await _live(session, Resource.kind == "zone", Resource.name == request.zone)
+        if zone is None or zone.spec.get("region") != request.region:
+            raise JoinRefused(
+                Refusal.INVALID,
+                f"zone {request.zone[:80]} does not exist in region {request.region}; create it, or mend ZONE",
+            )
+
+    async def _usable_token(self, session: AsyncSession, request: JoinRequest) -> JoinToken:
+        digests = self._secrets.token_digests(request.join_token)
+        statement = select(JoinToken).where(JoinToken.digest.in_(digests)).with_for_update()
+        token = (await session.execute(statement)).scalars().first() if request.join_token else None
+        good = (
+            token is not None
+            and token.used < token.uses
+            and token.expires_at > self._now()
+            and matches((token.zone,), request.zone)
+            and matches((token.node,), request.node_name)
+        )
+        if token is None or not good:
+            raise JoinRefused(
+                Refusal.TOKEN, "the join token is not known, used up, expired, or not for this node and zone"
+            )
+        return token
+
+    async def _consume(self, session: AsyncSession, token: JoinToken) -> None:
+        """The one place where a use is counted; the condition holds whatever happened since the token was read."""
+        statement = (
+            update(JoinToken)
+            .where(JoinToken.uid == token.uid, JoinToken.used < JoinToken.uses, JoinToken.expires_at > self._now())
+            .values(used=JoinToken.used + 1)
+            .returning(JoinToken.uid)
+        )
+        if (await session.execute(statement)).one_or_none() is None:
+            raise JoinRefused(Refusal.TOKEN, "the join token has been used up")
+
+    async def _find(self, session: AsyncSession, request: JoinRequest) -> tuple[Resource | None, str]:
+        """The node that is coming back, and by what it is known: ``uid``, ``name`` or (nobody) empty."""
+        if request.node_uid:
+            known = await _live(session, Resource.kind == "node", Resource.uid == request.node_uid)
+            if known is not None and known.name == request.node_name:
+                return known, "uid"
+        known = await _live(session, Resource.kind == "node", Resource.name == request.node_name)
+        return known, "name" if known is not None else ""
+
+    async def _clear_place(self, session: AsyncSession, request: JoinRequest, node: Resource | None) -> list[Resource]:
+        """Nodes that this one replaces. Raises JoinRefused when one of them, or the holder of its name, is alive."""
+        claims: list[ColumnElement[bool]] = [InventoryItem.uid.in_(request.gpu_uuids)]
+        if node is not None:
+            claims.append((InventoryItem.kind == "node") & (InventoryItem.uid == node.uid))
+        held = (await session.execute(select(InventoryItem.node_uid).where(or_(*claims)))).scalars().all()
+        rows = (
+            await session.execute(select(InventoryItem).where(InventoryItem.node_uid.in_(sorted(set(held)))))
+        ).scalars()
+        items: dict[str, list[InventoryItem]] = {}
+        for row in rows:
+            items.setdefault(row.node_uid, []).append(row)
+        replaced = []
+        for uid, members in items.items():
+            if uid == request.node_uid and node is not None and uid == node.uid:
+                continue  # it says so itself, and kept its state
+            if _alive(members, self._now()):
+                name = next((m.name for m in members if m.kind == "node"), uid)
+                what = f"the name {name}" if node is not None and uid == node.uid else f"GPUs of {name}"
+                raise JoinRefused(
+                    Refusal.CONFLICT,
+                    f"{what} belong to a node that still reports; stop its agent, or give this node another name",
+                )
+            gpus = {m.uid for m in members if m.kind == "gpu"}
+            if node is not None and uid == node.uid:
+                continue
+            if gpus and gpus <= set(request.gpu_uuids):
+                old = await _live(session, Resource.kind == "node", Resource.uid == uid)
+                if old is not None and old.owner == "agent":
+                    replaced.append(old)
+        return replaced
+
+    async def _admit(
+        self,
+        session: AsyncSession,
+        request: JoinRequest,
+        node: Resource | None,
+        known_by: str,
+        retired: Sequence[Resource],
+    ) -> Resource:
+        """Write the node down, retire those it replaces, and publish the change (if there is any)."""
+        now = self._now()
+        upserts: list[IntentObject] = []
+        if node is None:
+            node = Resource(
+                uid=str(uuid4()),
+                kind="node",
+                name=request.node_name,
+                owner="agent",
+                labels={},
+                annotations={},
+                spec={"zone": request.zone},
+                generation=1,
+                resource_version=uuid4().hex,
+                created_at=now,
+                updated_at=now,
+            )
+            session.add(node)
+            upserts.append(_published(node))
+        elif node.spec.get("zone") != request.zone:
+            if node.owner != "agent":
+                raise JoinRefused(
+                    Refusal.CONFLICT,
+                    f"node {node.name} is written down for zone {node.spec.get('zone')}, not {request.zone}",
+                )
+            node.spec = {**node.spec, "zone": request.zone}
+            node.generation += 1
+            node.resource_version, node.updated_at = uuid4().hex, now
+            upserts.append(_published(node))
+        removals = [(old.kind, old.uid) for old in retired]
+        for old in retired:
+            old.deleted_at = old.updated_at = now
+            old.resource_version = uuid4().hex
+            upserts.extend(await _move_holds(session, old.uid, node.uid, now))
+        gone = [old.uid for old in retired]
+        if gone:
+            keys = (await session.execute(select(InventoryItem.uid).where(InventoryItem.node_uid.in_(gone)))).scalars()
+            await session.execute(delete(Status).where(Status.uid.in_(list(keys))))
+            await session.execute(delete(InventoryItem).where(InventoryItem.node_uid.in_(gone)))
+        await session.flush()
+        if upserts or removals:
+            await self._feed.record(session, upserts=upserts, removals=removals)
+        return node
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.wall(), UTC)
+
+
+async def _live(session: AsyncSession, *conditions: ColumnElement[bool]) -> Resource | None:
+    statement = select(Resource).where(Resource.deleted_at.is_(None), *conditions)
+    return (await session.execute(statement)).scalars().first()
+
+
+async def _move_holds(session: AsyncSession, old: str, new: str, now: datetime) -> list[IntentObject]:
+    """An operator's cordon or drain stays on the machine, whatever uid it has."""
+    statement = select(Resource).where(Resource.kind == HOLD_KIND, Resource.deleted_at.is_(None))
+    moved = []
+    for hold in (await session.execute(statement)).scalars():
+        if hold.spec.get("target") == old:
+            hold.spec = {**hold.spec, "target": new}
+            hold.generation += 1
+            hold.resource_version, hold.updated_at = uuid4().hex, now
+            moved.append(_published(hold))
+    return moved
+
+
+def _published(row: Resource) -> IntentObject:
+    """A node or hold as routers get it; neither has secrets."""
+    return IntentObject(row.kind, row.uid, row.name, row.generation, dict(row.spec), dict(row.labels))
+
+
+def _alive(members: Iterable[InventoryItem], now: datetime) -> bool:
+    return any(
+        m.kind == "node" and m.state in _ALIVE_STATES and now - m.last_seen_at < timedelta(seconds=ALIVE_SECONDS)
+        for m in members
+    )

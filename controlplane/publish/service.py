@@ -1,0 +1,129 @@
+"""``SnapshotService``: one task per watch, which sends what its outbox holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from controlplane.intake.router_tokens import Grant, RouterRefused, RouterTokens
+from controlplane.publish.publisher import Publisher
+from controlplane.publish.subscription import Closed
+from controlplane.registry.history import Start
+from fleet.errors import Unavailable
+from fleet.process.logs import get_logger
+from fleet.wire.headrace.v1 import snapshot_pb2
+from fleet.wire.snapshots import version_from_wire
+
+SERVICE = "headrace.v1.SnapshotService"
+WRITE_SECONDS = 10.0
+"""A message that a router has not taken after this long is not waited for any more."""
+
+_STATUS = {
+    Closed.SLOW: (grpc.StatusCode.RESOURCE_EXHAUSTED, "the router reads too slowly; it has to resync"),
+    Closed.RESYNC: (grpc.StatusCode.ABORTED, "what comes next cannot be told as a delta; call again"),
+    Closed.REVOKED: (grpc.StatusCode.UNAUTHENTICATED, "the router token is no longer valid"),
+    Closed.STOPPING: (grpc.StatusCode.UNAVAILABLE, "this control plane is stopping"),
+}
+_EVENTS = {
+    Start.AHEAD: (
+        "SnapshotClaimAhead",
+        "claims version {have}, which was never published here; it gets a full snapshot",
+    ),
+    Start.FOREIGN: ("SnapshotHistoryUnknown", "holds version {have} of another history; it gets a full snapshot"),
+}
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_log = get_logger("publish")
+
+
+class SnapshotService:
+    """Serves watches from one :class:`Publisher`. ``record`` keeps an event for operators."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        tokens: RouterTokens,
+        record: Callable[[str, str, str, str, str], Awaitable[None]],
+        *,
+        write_seconds: float = WRITE_SECONDS,
+    ) -> None:
+        """``record(reason, message, kind, name, region)``."""
+        self._publisher = publisher
+        self._tokens = tokens
+        self._record = record
+        self._write_seconds = write_seconds
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the service. Responses are bytes already: a snapshot is encoded once for all routers of a region."""
+        handler = grpc.unary_stream_rpc_method_handler(
+            self.watch,
+            request_deserializer=snapshot_pb2.WatchRequest.FromString,
+            response_serializer=_as_it_is,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Watch": handler}),))
+
+    async def watch(self, request: snapshot_pb2.WatchRequest, context: _Context) -> None:
+        try:
+            grant = await self._tokens.admit(context.invocation_metadata(), request.region)
+        except RouterRefused as error:
+            await context.abort(error.status, str(error))
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        try:
+            await self._serve(request, grant, context)
+        finally:
+            self._tokens.release(grant)
+
+    async def _serve(self, request: snapshot_pb2.WatchRequest, grant: Grant, context: _Context) -> None:
+        have = version_from_wire(request.have)
+        try:
+            subscription, start, first = self._publisher.open(grant.region, have)
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        revoked = asyncio.create_task(_when_revoked(grant, subscription.close))
+        try:
+            _log.info("watch_opened", router=request.router_uid, region=grant.region, start=start.value)
+            if start in _EVENTS:
+                reason, text = _EVENTS[start]
+                message = f"router {request.router_uid[:64]} " + text.format(have=have.order)
+                await self._record(reason, message, "region", grant.region, grant.region)
+            for frame in await first:
+                if not await self._send(frame, subscription.closed, context):
+                    subscription.close(Closed.SLOW)
+                    break
+            while (next_frame := await subscription.next()) is not None:
+                if not await self._send(next_frame, subscription.closed, context):
+                    subscription.close(Closed.SLOW)
+            why = subscription.closed.result()
+            _log.info("watch_closed", router=request.router_uid, region=grant.region, why=why.value)
+            await context.abort(*_STATUS[why])
+        finally:
+            revoked.cancel()
+            self._publisher.release(subscription)
+
+    async def _send(self, frame: bytes, closed: asyncio.Future[Closed], context: _Context) -> bool:
+        """False when the router does not take the message in time, or the watch has been closed meanwhile."""
+        write = asyncio.ensure_future(context.write(frame))
+        try:
+            done, _ = await asyncio.wait(
+                (write, closed), timeout=self._write_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if write in done:
+                write.result()
+                return True
+            return False
+        finally:
+            if not write.done():
+                write.cancel()
+
+
+async def _when_revoked(grant: Grant, close: Callable[[Closed], None]) -> None:
+    await grant.revoked.wait()
+    close(Closed.REVOKED)
+
+
+def _as_it_is(message: bytes) -> bytes:
+    return message
