@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from fleet.clock import Clock
 from fleet.intent import Intent
 from fleet.report import NodeReport
 from regional.settings import RouterSettings
@@ -23,8 +24,14 @@ class EmbeddedAgent(Protocol):
         ...
 
 
-EmbeddedAgentFactory = Callable[[str, Callable[[NodeReport], None]], EmbeddedAgent]
-"""(region, where reports go) -> agent. Tiers do not import one another, so ``headrace`` hands it in."""
+class EmbeddedAgentFactory(Protocol):
+    """Makes the agent. Tiers do not import one another, so ``headrace`` hands it in."""
+
+    def __call__(
+        self, *, incarnation: int, interval_seconds: float, clock: Clock, sink: Callable[[NodeReport], None]
+    ) -> EmbeddedAgent:
+        """``incarnation`` is the router's own; ``sink`` takes the reports."""
+        ...
 
 
 async def run(

@@ -20,6 +20,7 @@ from regional.fleetview.view import ReportAnswer
 from regional.intake.admission import StreamAdmission
 from regional.intake.directives import Directives
 from regional.intake.joins import JoinRefused, Joins
+from regional.intake.merge import ReportMerge
 from regional.intake.pulse import Pulse
 from regional.request.core import Core
 
@@ -77,6 +78,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._tell = tell
         self._newest: dict[str, object] = {}
         """Node uid to the stream that speaks for it; only the end of that one means anything."""
+        self._merge = ReportMerge()
         self._stopping = False
 
     @property
@@ -153,15 +155,20 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             if (report.node_uid, report.zone) != (identity.node_uid, identity.zone):
                 self._tell.on_refused("foreign", f"node {identity.node_name} spoke for another node or zone")
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a node may only report for itself and its zone")
-            self.take(replace(report, node_name=identity.node_name))
+            self._take(self._merge.from_agent(replace(report, node_name=identity.node_name)))
             await asyncio.sleep(MIN_REPORT_SECONDS)
 
-    def take(self, report: NodeReport) -> ReportAnswer:
-        """A report whose sender is known to be who it says: from a stream, or from the embedded agent."""
+    def take_embedded(self, report: NodeReport) -> None:
+        """A report of this router's own embedded agent."""
+        merged = self._merge.from_embedded(report)
+        if merged is not None:
+            self._take(merged)
+
+    def _take(self, report: NodeReport) -> None:
+        """A report whose sender is known to be who it says."""
         answer, actions = self._core.on_report(report, self._clock.monotonic())
         self._pulse.carry_out(actions)
         self._tell.on_report(report, answer)
-        return answer
 
     async def _send_directives(self, context: _Context, node_uid: str) -> None:
         """The present directive at once, then each one that differs from the last sent. Slow readers get only the newest."""

@@ -1,0 +1,49 @@
+"""One report per node when two watch it: its agent, and this router itself for endpoints that were written down by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet.endpoint import EndpointReport
+from fleet.report import NodeReport
+
+
+class ReportMerge:
+    """A node that an agent has spoken for is the agent's; what the embedded agent sees there is added to its reports."""
+
+    def __init__(self) -> None:
+        self._by_agent: set[str] = set()
+        self._embedded: dict[str, NodeReport] = {}
+
+    def from_agent(self, report: NodeReport) -> NodeReport:
+        """The agent's report with the endpoints it does not know of."""
+        self._by_agent.add(report.node_uid)
+        seen = self._embedded.get(report.node_uid)
+        if seen is None or not seen.endpoints:
+            return report
+        uids = {e.uid for e in report.endpoints}
+        urls = {e.url for e in report.endpoints}
+        added = [e for e in seen.endpoints if e.uid not in uids and e.url not in urls]
+        if not added:
+            return report
+        real = {g.index: g.uuid for g in report.gpus if g.index is not None}
+        stand_ins = {g.uuid: real.get(g.index, "") for g in seen.gpus if g.index is not None}
+        return replace(report, endpoints=(*report.endpoints, *(_with_real_devices(e, stand_ins) for e in added)))
+
+    def from_embedded(self, report: NodeReport) -> NodeReport | None:
+        """The report to use; None when the node has an agent, whose next report will carry what is new."""
+        if report.node_uid in self._by_agent:
+            self._embedded[report.node_uid] = report
+            return None
+        if report.endpoints:
+            self._embedded[report.node_uid] = report
+        else:
+            self._embedded.pop(report.node_uid, None)
+        return report
+
+
+def _with_real_devices(endpoint: EndpointReport, stand_ins: dict[str, str]) -> EndpointReport:
+    """Declared devices have made-up uuids; the agent of the node knows the real ones by index."""
+    uuids = tuple(stand_ins.get(uuid, uuid) for uuid in endpoint.gpu_uuids)
+    known = endpoint.gpus_known and all(uuids)
+    return replace(endpoint, gpu_uuids=uuids if known else (), gpus_known=known)
