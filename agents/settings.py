@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agents.xid import XidPolicy, parse_policy
 from fleet.endpoint import EngineKind
+from fleet.process.settings import ProcessSettings
 from fleet.resources.base import NAME_PATTERN, Alias, BaseUrl, ResourceName
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -44,10 +44,8 @@ class EngineSettings(BaseModel):
     context_tokens: int | None = Field(None, ge=1)
 
 
-class AgentSettings(BaseModel):
+class AgentSettings(ProcessSettings):
     """Settings of ``headrace agent``: table ``[agent]``, environment ``HEADRACE_AGENT_*`` and the short aliases."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # Where it listens
     host: str = "127.0.0.1"
@@ -60,8 +58,8 @@ class AgentSettings(BaseModel):
     zone: str = Field("", pattern=rf"^$|{NAME_PATTERN}")
     region: str = Field("", pattern=rf"^$|{NAME_PATTERN}")
     """Only a check when joining; the zone decides."""
-    state_dir: str = "headrace-agent"
-    """Identity, incarnation, what is known of devices. Must outlive the process."""
+    state_dir: str = ""
+    """Identity, incarnation, what is known of devices. Empty keeps nothing over a restart: the node has to join again."""
     advertise: str = ""
     """This node's own address as routers reach it (a host, no port). Default: the address the routers are reached from."""
 
@@ -69,7 +67,7 @@ class AgentSettings(BaseModel):
     routers: list[str] = []
     """``host:port`` of routers' gRPC; every address of a name is used."""
     join_token: str = Field("", repr=False)
-    join_token_file: str = ""
+    """Shown once; after that the node has an identity of its own."""
     interval_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.4
     """How often it reports, and reads engines and devices."""
     reconnect_max_seconds: Annotated[float, Field(ge=0.1, le=300)] = 10.0
@@ -93,15 +91,6 @@ class AgentSettings(BaseModel):
     restart_grace_seconds: Seconds = 120.0
     drain_deadline_seconds: Seconds = 300.0
     """``drain``: how long to wait for engines to become idle."""
-
-    # Safety
-    insecure: bool = False
-    tls_cert: str = ""
-    tls_key: str = Field("", repr=False)
-    tls_ca: str = ""
-    tls_client_ca: str = ""
-    admin_token: str = Field("", repr=False)
-    log_level: str = "info"
 
     @model_validator(mode="before")
     @classmethod
@@ -145,10 +134,6 @@ class AgentSettings(BaseModel):
     @property
     def xid(self) -> XidPolicy:
         return parse_policy(self.xid_policy)
-
-    @property
-    def state_path(self) -> Path:
-        return Path(self.state_dir)
 
     # Presets: differences from the default
 

@@ -50,6 +50,8 @@ class XidRecord:
     code: int
     at: float
     """Monotonic seconds."""
+    serial: int = 0
+    """Tells two reports of one instant apart."""
 
 
 @dataclass(frozen=True, slots=True)
