@@ -41,6 +41,15 @@ def _derive(root: bytes, label: str) -> bytes:
     return HKDF(SHA256(), 32, salt=b"headrace", info=label.encode()).derive(root)
 
 
+def _raw(sealed: str, context: str) -> bytes:
+    if not sealed.startswith(_SEAL_PREFIX):
+        raise SealBroken(f"{context}: not a sealed value")
+    try:
+        return base64.urlsafe_b64decode(sealed[len(_SEAL_PREFIX) :])
+    except ValueError:
+        raise SealBroken(f"{context}: damaged") from None
+
+
 class DeploymentSecrets:
     """What is derived from the root keys. Immutable; never shown in a repr."""
 
@@ -109,14 +118,18 @@ class DeploymentSecrets:
         box = self._seals[0].encrypt(nonce, plain.encode(), context.encode())
         return _SEAL_PREFIX + base64.urlsafe_b64encode(nonce + box).decode()
 
+    def sealed_by_newest(self, sealed: str, context: str) -> bool:
+        """False when ``sealed`` was made with an older key of the list, or with none of them."""
+        raw = _raw(sealed, context)
+        try:
+            self._seals[0].decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], context.encode())
+        except InvalidTag:
+            return False
+        return True
+
     def unseal(self, sealed: str, context: str) -> str:
         """What was sealed. Raises SealBroken when no listed key opens it, or when it was sealed for another context."""
-        if not sealed.startswith(_SEAL_PREFIX):
-            raise SealBroken(f"{context}: not a sealed value")
-        try:
-            raw = base64.urlsafe_b64decode(sealed[len(_SEAL_PREFIX) :])
-        except ValueError:
-            raise SealBroken(f"{context}: damaged") from None
+        raw = _raw(sealed, context)
         for key in self._seals:
             with contextlib.suppress(InvalidTag):
                 return key.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], context.encode()).decode()
@@ -159,15 +172,13 @@ def load_or_create(path: Path) -> DeploymentSecrets:
     return DeploymentSecrets.of(keys)
 
 
-def secrets_for(secret_keys: Sequence[str], sqlite_file: Path | None, *, in_memory: bool = False) -> DeploymentSecrets:
+def secrets_for(secret_keys: Sequence[str], sqlite_file: Path | None) -> DeploymentSecrets:
     """The secrets to use with a database: those given, else (SQLite only) a generated file beside it.
 
     Raises InvalidInput when several copies could come up with secrets of their own.
     """
     if secret_keys:
         return DeploymentSecrets.of(secret_keys)
-    if in_memory:
-        return DeploymentSecrets.generate()
     if sqlite_file is None:
         raise InvalidInput(
             [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import grpc
@@ -40,13 +41,23 @@ class RouterToken:
     """Unix seconds."""
 
 
+class Ended(StrEnum):
+    """Why a stream has to end."""
+
+    REVOKED = "revoked"
+    """Its token was revoked, has expired, or belongs to another region now."""
+    STOPPING = "stopping"
+    """This process ends."""
+
+
 @dataclass(eq=False, slots=True)
 class Grant:
-    """One stream's permission. ``revoked`` is set when its token is revoked, expires, or moves to another region."""
+    """One stream's permission."""
 
     digest: str
     token: RouterToken
-    revoked: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Future[Ended]
+    """Done when the stream has to end."""
 
     @property
     def region(self) -> str:
@@ -62,6 +73,7 @@ class RouterTokens:
         self._clock = clock
         self._known: dict[str, RouterToken] = {}
         self._grants: set[Grant] = set()
+        self._stopping = False
 
     async def run(self) -> None:
         """Keep up with the database until cancelled. While it is away, what was known last counts."""
@@ -88,13 +100,15 @@ class RouterTokens:
         for grant in self._grants:
             token = self._valid(grant.digest)
             if token is None or token.region != grant.region:
-                grant.revoked.set()
+                _end(grant, Ended.REVOKED)
 
     async def admit(self, metadata: Iterable[Any] | None, region: str) -> Grant:
         """Permission for a stream that speaks for ``region`` (empty: for whichever the token is bound to).
 
-        Raises RouterRefused, or Unavailable when the token is not known and the database cannot be asked.
+        Raises RouterRefused; Unavailable while stopping, and when the token is not known and the database cannot be asked.
         """
+        if self._stopping:
+            raise Unavailable("this control plane is stopping")
         bearer = _bearer(metadata)
         token, digest = self._find(bearer)
         if token is None:
@@ -110,13 +124,19 @@ class RouterTokens:
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"the router token is bound to region {token.region}, not {region[:64]}",
             )
-        grant = Grant(digest, token)
+        grant = Grant(digest, token, asyncio.get_running_loop().create_future())
         self._grants.add(grant)
         return grant
 
     def release(self, grant: Grant) -> None:
         """The stream has ended."""
         self._grants.discard(grant)
+
+    def stop(self) -> None:
+        """End all streams and take no more: another copy serves."""
+        self._stopping = True
+        for grant in self._grants:
+            _end(grant, Ended.STOPPING)
 
     def _find(self, bearer: str) -> tuple[RouterToken | None, str]:
         for digest in self._secrets.token_digests(bearer):
@@ -130,6 +150,11 @@ class RouterTokens:
         if token is None or (token.expires_at is not None and token.expires_at <= self._clock.wall()):
             return None
         return token
+
+
+def _end(grant: Grant, why: Ended) -> None:
+    if not grant.ended.done():
+        grant.ended.set_result(why)
 
 
 def _bearer(metadata: Iterable[Any] | None) -> str:

@@ -11,7 +11,7 @@ import grpc
 
 from controlplane.identity import Joined, JoinRefused, JoinRequest, Joins, Refusal
 from controlplane.intake.intake import Intake
-from controlplane.intake.router_tokens import Grant, RouterRefused, RouterTokens
+from controlplane.intake.router_tokens import Ended, Grant, RouterRefused, RouterTokens
 from controlplane.intake.told import MAX_NAME, MAX_UID
 from fleet.capacity import FleetEvent
 from fleet.clock import Clock
@@ -28,6 +28,10 @@ _STATUS = {
     Refusal.IDENTITY: grpc.StatusCode.UNAUTHENTICATED,
     Refusal.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     Refusal.CONFLICT: grpc.StatusCode.ALREADY_EXISTS,
+}
+_ENDED = {
+    Ended.REVOKED: (grpc.StatusCode.UNAUTHENTICATED, "the router token is no longer valid"),
+    Ended.STOPPING: (grpc.StatusCode.UNAVAILABLE, "this control plane is stopping"),
 }
 _Context = grpc.aio.ServicerContext[Any, Any]
 _log = get_logger("intake")
@@ -50,9 +54,8 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
     ) -> None:
         grant = await self._admit("", context)
         routers: set[str] = set()
-        ended = asyncio.create_task(grant.revoked.wait())
         try:
-            while (message := await self._next(context, ended)) is not None:
+            while (message := await self._next(context, grant.ended)) is not None:
                 if message.region != grant.region:
                     await context.abort(
                         grpc.StatusCode.PERMISSION_DENIED,
@@ -63,16 +66,15 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
                 routers.add(message.router_uid)
                 directive = self._intake.take(region_report_from_wire(message))
                 await context.write(region_directive_to_wire(directive))
-            if ended.done():
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the router token is no longer valid")
+            if grant.ended.done():
+                await context.abort(*_ENDED[grant.ended.result()])
         finally:
-            ended.cancel()
             for uid in routers:
                 self._intake.forget(uid)
             self._tokens.release(grant)
 
-    async def _next(self, context: _Context, ended: asyncio.Task[bool]) -> region_pb2.RegionReport | None:
-        """The next report; None when the router has closed its side or its token was revoked."""
+    async def _next(self, context: _Context, ended: asyncio.Future[Ended]) -> region_pb2.RegionReport | None:
+        """The next report; None when the router has closed its side or its stream has to end."""
         read = asyncio.ensure_future(context.read())
         try:
             await asyncio.wait((read, ended), return_when=asyncio.FIRST_COMPLETED)

@@ -91,7 +91,7 @@ class Publisher:
 
     @property
     def watchers(self) -> int:
-        return sum(len(c.watchers) for c in self._channels.values())
+        return sum(len(c.watchers) for c in list(self._channels.values()))
 
     def feed_age_seconds(self) -> float:
         """How long ago the feed was last read; infinite before the first time."""

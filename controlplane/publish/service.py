@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import grpc
 
-from controlplane.intake.router_tokens import Grant, RouterRefused, RouterTokens
+from controlplane.intake.router_tokens import Ended, Grant, RouterRefused, RouterTokens
 from controlplane.publish.publisher import Publisher
 from controlplane.publish.subscription import Closed
 from controlplane.registry.history import Start
+from fleet.capacity import FleetEvent
+from fleet.clock import Clock
 from fleet.errors import Unavailable
 from fleet.process.logs import get_logger
+from fleet.snapshot import IntentVersion
 from fleet.wire.headrace.v1 import snapshot_pb2
 from fleet.wire.snapshots import version_from_wire
 
@@ -46,14 +50,15 @@ class SnapshotService:
         self,
         publisher: Publisher,
         tokens: RouterTokens,
-        record: Callable[[str, str, str, str, str], Awaitable[None]],
+        record: Callable[[FleetEvent], None],
+        clock: Clock,
         *,
         write_seconds: float = WRITE_SECONDS,
     ) -> None:
-        """``record(reason, message, kind, name, region)``."""
         self._publisher = publisher
         self._tokens = tokens
         self._record = record
+        self._clock = clock
         self._write_seconds = write_seconds
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -83,13 +88,15 @@ class SnapshotService:
             subscription, start, first = self._publisher.open(grant.region, have)
         except Unavailable as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        revoked = asyncio.create_task(_when_revoked(grant, subscription.close))
+
+        def end(ended: asyncio.Future[Ended]) -> None:
+            subscription.close(Closed.REVOKED if ended.result() is Ended.REVOKED else Closed.STOPPING)
+
+        grant.ended.add_done_callback(end)
         try:
             _log.info("watch_opened", router=request.router_uid, region=grant.region, start=start.value)
             if start in _EVENTS:
-                reason, text = _EVENTS[start]
-                message = f"router {request.router_uid[:64]} " + text.format(have=have.order)
-                await self._record(reason, message, "region", grant.region, grant.region)
+                self._note(start, request.router_uid[:64], grant.region, have)
             for frame in await first:
                 if not await self._send(frame, subscription.closed, context):
                     subscription.close(Closed.SLOW)
@@ -101,8 +108,14 @@ class SnapshotService:
             _log.info("watch_closed", router=request.router_uid, region=grant.region, why=why.value)
             await context.abort(*_STATUS[why])
         finally:
-            revoked.cancel()
+            grant.ended.remove_done_callback(end)
             self._publisher.release(subscription)
+
+    def _note(self, start: Start, router: str, region: str, have: IntentVersion) -> None:
+        reason, text = _EVENTS[start]
+        message = f"router {router} " + text.format(have=have.order)
+        event = FleetEvent(str(uuid4()), reason, message, "region", region, region, "warning", self._clock.wall())
+        self._record(event)
 
     async def _send(self, frame: bytes, closed: asyncio.Future[Closed], context: _Context) -> bool:
         """False when the router does not take the message in time, or the watch has been closed meanwhile."""
@@ -118,11 +131,6 @@ class SnapshotService:
         finally:
             if not write.done():
                 write.cancel()
-
-
-async def _when_revoked(grant: Grant, close: Callable[[Closed], None]) -> None:
-    await grant.revoked.wait()
-    close(Closed.REVOKED)
 
 
 def _as_it_is(message: bytes) -> bytes:

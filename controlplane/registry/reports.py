@@ -53,7 +53,7 @@ class ReportBook:
     def live(self, now: float) -> dict[str, list[Held]]:
         """Reports that count, by region, freshest first."""
         regions: dict[str, list[Held]] = {}
-        for held in self._held.values():
+        for held in list(self._held.values()):  # a scrape reads from its own thread
             if held.age_seconds(now) <= LIVE_SECONDS:
                 regions.setdefault(held.report.region, []).append(held)
         for members in regions.values():
