@@ -151,10 +151,13 @@ class ContinuousBatching:
         return progress
 
     def set_speed(self, speed: float, now: float) -> None:
-        """How fast steps are against the profile, from the next step on. Raises ValueError unless above 0."""
+        """How fast steps are against the profile; what is left of the step in flight too. Raises ValueError unless above 0."""
         if speed <= 0:
             raise ValueError("speed must be above 0")
         self._run_to(now)
+        if self._step_end is not None:
+            since = now if self._paused_at is None else self._paused_at
+            self._step_end = since + (self._step_end - since) * self._speed / speed
         self._speed = speed
 
     def pause(self, now: float) -> None:
