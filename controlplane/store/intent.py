@@ -117,12 +117,13 @@ class IntentFeed:
         *,
         upserts: Sequence[IntentObject] = (),
         removals: Sequence[tuple[str, str]] = (),
+        head: IntentVersion | None = None,
     ) -> IntentVersion:
         """Publish a change as the next version: the last thing a writing transaction does, after the rows it tells of.
 
-        ``secrets`` of the objects are in clear here and sealed in the history.
+        ``secrets`` of the objects are in clear here and sealed in the history. ``head`` is what ``lock`` gave in this transaction.
         """
-        head = await self.lock(session)
+        head = head or await self.lock(session)
         version = head.version + 1
         chain = next_chain(head.chain, head.epoch, version, upserts, removals)
         row = {
@@ -172,6 +173,13 @@ class IntentFeed:
     async def head(self) -> IntentVersion:
         async with self._database.read() as session:
             return await self._head(session)
+
+    async def at(self, epoch: int, version: int) -> IntentVersion | None:
+        """The version with its chain; None when it is not in the history."""
+        async with self._database.read() as session:
+            chain = select(IntentChange.chain).where(IntentChange.epoch == epoch, IntentChange.version == version)
+            found = (await session.execute(chain)).scalar_one_or_none()
+        return IntentVersion(epoch, version, found) if found is not None else None
 
     async def changes_since(self, have: IntentVersion, *, limit: int = 1000) -> list[Change] | None:
         """The versions after ``have``, oldest first, at most ``limit``; empty when ``have`` is the head.
