@@ -127,7 +127,7 @@ def render_line(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
     record = dict(event)
     when = str(record.pop("timestamp", ""))[11:19]
     level = str(record.pop("level", "")).upper()[:5]
-    name = record.pop("logger", "")
+    name = record.pop("source", None) or record.pop("logger", "")
     record.pop("process", None)
     trace = record.pop("exception", None)
     what = _visible(str(record.pop("event", "")))

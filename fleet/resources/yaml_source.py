@@ -160,7 +160,8 @@ class _Reader:
         text: str = event.value
         if event.tag not in (None, "!"):
             return self._tagged(event.tag, text, line)
-        if event.style is not None or _VARIABLE.search(text):
+        quoted = bool(event.style)  # plain is None from one parser and "" from the other
+        if quoted or _VARIABLE.search(text):
             return self._substituted(text, line)
         return _plain(text)
 
