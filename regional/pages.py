@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from fleet.capacity import CapacityRow, InventoryNode
+from fleet.clock import Clock
 from fleet.intent import Intent
+from regional.fleetview.view import FleetView
 from regional.shared.base import RouterLoad
+from regional.shared.siblings import Siblings
+from regional.sync.held import HeldSnapshot
+from regional.sync.peers import Peers
+from regional.sync.watch import Freshness
+
+
+class Streams(Protocol):
+    """Agents' streams, counted."""
+
+    @property
+    def streams(self) -> int: ...
+
+
+def router_pages(
+    view: FleetView,
+    intent: Callable[[], Intent],
+    freshness: Freshness,
+    held: HeldSnapshot,
+    peers: Peers,
+    siblings: Siblings,
+    agents: Streams,
+    clock: Clock,
+) -> dict[str, Callable[[], Any]]:
+    """All pages by name. Each is made anew when it is asked for."""
+    now = clock.monotonic
+    return {
+        "endpoints": lambda: {"nodes": [node_page(n) for n in view.inventory(now())]},
+        "capacity": lambda: {"rows": [row_page(r) for r in view.capacity_rows(now())]},
+        "inflight": lambda: {"endpoints": {uid: list(pair) for uid, pair in view.own_load().items()}},
+        "snapshot": lambda: intent_page(
+            intent(), freshness.age_seconds(), freshness.connected, [str(r) for r in held.rejections]
+        ),
+        "peers": lambda: {"rtt_seconds": dict(peers.rtts(now()))},
+        "siblings": lambda: {"routers": [sibling_page(s) for s in siblings.routers()]},
+        "agents": lambda: {"streams": agents.streams},
+    }
 
 
 def node_page(node: InventoryNode) -> dict[str, Any]:

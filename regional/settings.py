@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from fleet.process.insecure import is_loopback
 from fleet.process.settings import ProcessSettings
@@ -84,6 +84,8 @@ class RouterSettings(ProcessSettings):
     agent_lease_seconds: Annotated[float, Field(ge=0.1, le=600)] = 1.2
     agent_streams_per_second: int = Field(250, ge=1)
 
+    _worker_index: int | None = PrivateAttr(None)
+
     @model_validator(mode="after")
     def _sources(self) -> RouterSettings:
         if self.fleet and self.controlplane:
@@ -96,12 +98,13 @@ class RouterSettings(ProcessSettings):
         return is_loopback(self.host)
 
     @property
-    def expose_level(self) -> str:
-        return self.expose or ("all" if self.fleet and self.loopback else "region")
+    def worker_index(self) -> int | None:
+        """Which of several workers this is; None when it is the only process."""
+        return self._worker_index
 
     @property
-    def worker_state_dir(self) -> Path | None:
-        return Path(self.state_dir) if self.state_dir else None
+    def expose_level(self) -> str:
+        return self.expose or ("all" if self.fleet and self.loopback else "region")
 
     def worker(self, index: int) -> RouterSettings:
         """Settings of worker ``index`` of several: the same inference port, its own other ports and state.
@@ -112,7 +115,7 @@ class RouterSettings(ProcessSettings):
         def moved(port: int) -> int:
             return port + 100 * index if port else 0
 
-        return self.model_copy(
+        worker = self.model_copy(
             update={
                 "workers": 1,
                 "grpc_port": moved(self.grpc_port),
@@ -122,6 +125,8 @@ class RouterSettings(ProcessSettings):
                 else self.state_dir,
             }
         )
+        worker._worker_index = index
+        return worker
 
     # Presets: differences from the default
 

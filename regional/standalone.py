@@ -110,6 +110,10 @@ class FleetFile:
         self._seen: tuple[int, int, int] | None = None
         self._asked = asyncio.Event()
 
+    @property
+    def secrets(self) -> StandaloneSecrets:
+        return self._secrets
+
     def load(self) -> Intent:
         """The intent of the file as it is now, at a version above all before. Raises InvalidInput; nothing changes then."""
         self._seen = self._stamp()

@@ -32,7 +32,8 @@ async def run_workers(
     ``ready`` is called once all are ready. Raises WorkerFailed when one cannot start, BindError when the port is taken.
     """
     # A taken port is found here, once, instead of by each worker: they share it among themselves and with nobody else.
-    bind(settings.host, settings.port).close()
+    with bind(settings.host, settings.port) as probe:
+        settings = settings.model_copy(update={"port": probe.getsockname()[1]})
     context = multiprocessing.get_context("spawn")
     workers = [_Worker(context, settings.worker(i), main, i) for i in range(settings.workers)]
     told = False
@@ -119,7 +120,18 @@ class _Worker:
             self.process.terminate()
 
 
-def stop_on_sigterm(stop: asyncio.Event) -> None:
-    """In a worker: SIGTERM stops it, and the terminal's Ctrl-C is left to the parent, which then sends SIGTERM."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+def stop_with_parent(stop: asyncio.Event) -> None:
+    """In a worker: stop at SIGTERM, or when the parent is gone. The terminal's Ctrl-C is the parent's, which sends SIGTERM."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def orphaned() -> None:
+        loop.remove_reader(parent.sentinel)
+        stop.set()
+
+    # The sentinel becomes readable when the parent ends, however it ends.
+    loop.add_reader(parent.sentinel, orphaned)
