@@ -34,7 +34,7 @@ from fleet.clock import Clock, SystemClock
 from fleet.errors import HeadraceError, Unavailable
 from fleet.geo.client_address import TrustedProxies
 from fleet.geo.resolver import OriginResolver
-from fleet.process.admin import admin_app
+from fleet.process.admin import add_health, add_metrics, admin_app
 from fleet.process.grpc_server import make_server
 from fleet.process.health import Readiness
 from fleet.process.insecure import require_safe
@@ -147,12 +147,9 @@ async def run(
         bound("grpc", server.port)
         registry = registry_of(_metric_sources(parts, tls))
         context = ApiContext(parts.database, parts.feed, parts.secrets, clock, settings.bootstrap_admin_token)
-        api = build_api(
-            context,
-            readiness=parts.readiness,
-            registry=registry,
-            extra_routers=[fleet_router(_fleet_sources(parts, settings, clock))],
-        )
+        api = build_api(context, [fleet_router(_fleet_sources(parts, settings, clock))])
+        add_health(api, "controlplane", parts.readiness)
+        add_metrics(api, registry)
         closing = asyncio.Event()
         grace = settings.shutdown_grace_seconds
         try:

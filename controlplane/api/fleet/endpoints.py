@@ -36,8 +36,8 @@ class FleetSources:
 
 
 def fleet_router(sources: FleetSources) -> APIRouter:
-    """The routes, to be included under ``/api/v1``."""
-    router = APIRouter(tags=["fleet"])
+    """The routes."""
+    router = APIRouter(prefix="/api/v1", tags=["fleet"])
 
     @router.get("/capacity", responses=responses(), operation_id="get_capacity")
     @access(Role.VIEWER)
