@@ -58,8 +58,10 @@ class Agent:
         tls: TlsFiles | None = None,
         clock: Clock | None = None,
         version: str = "",
+        dial: Callable[[str], str] | None = None,
     ) -> None:
-        """``engines`` replaces those of ``settings``. ``state_dir`` must exist and be held by this process alone.
+        """``engines`` replaces those of ``settings``; ``dial`` as in ``Uplink``. ``state_dir`` must exist and be held by this
+        process alone.
 
         Raises InvalidInput when a secret file cannot be read.
         """
@@ -95,6 +97,7 @@ class Agent:
             on_directive=self._obey,
             tls=tls,
             backoff_max_seconds=settings.reconnect_max_seconds,
+            dial=dial,
         )
         self.phase = AgentPhase.RUNNING
         self._boot_id = boot_id()

@@ -1,4 +1,4 @@
-"""One node agent, built in one place: the only file of this tier that names implementations."""
+"""One node agent, built and released in one place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agents.accelerators.base import Devices
-from agents.accelerators.dcgm import DcgmDevices
-from agents.accelerators.none import NoDevices
-from agents.accelerators.nvml import NvmlDevices
-from agents.accelerators.simulated import SimulatedDevices
+from agents.accelerators.open import open_devices
 from agents.admin import registry_of, state_router
 from agents.agent import Agent
 from agents.settings import AgentSettings
@@ -29,20 +26,6 @@ from fleet.process.tls import TlsFiles
 log = get_logger("agents.main")
 
 
-def devices_of(settings: AgentSettings) -> Devices:
-    """The source of readings that ``settings.devices`` names."""
-    kind, _, rest = settings.devices.partition(":")
-    match kind:
-        case "nvml":
-            return NvmlDevices(interval_seconds=settings.interval_seconds)
-        case "dcgm":
-            return DcgmDevices(rest, interval_seconds=settings.interval_seconds)
-        case "simulated":
-            return SimulatedDevices(rest, node=settings.node)
-        case _:
-            return NoDevices()
-
-
 async def run(
     settings: AgentSettings,
     *,
@@ -50,10 +33,12 @@ async def run(
     ready: Callable[[], None] | None = None,
     devices: Devices | None = None,
     on_bound: Callable[[str, int], None] | None = None,
+    dial: Callable[[str], str] | None = None,
 ) -> None:
     """Serve until ``stop`` is set, then leave as ``on_term`` says and release everything. ``ready`` is called once it runs.
 
-    ``devices`` replaces what the settings name; ``on_bound`` is told the admin port in use. Raises InvalidInput for settings
+    ``devices`` replaces what the settings name; ``on_bound`` is told the admin port in use; ``dial`` turns
+    the address a router is known by into the one it is reached under from here. Raises InvalidInput for settings
     that cannot work, BindError for a port that cannot be had.
     """
     _check(settings)
@@ -67,11 +52,12 @@ async def run(
             log.warning("no_state_dir", hint="set HEADRACE_STATE_DIR, or this node joins anew at each start")
         agent = Agent(
             settings,
-            devices=devices if devices is not None else devices_of(settings),
+            devices=devices if devices is not None else open_devices(settings),
             state_dir=state_dir,
             readiness=readiness,
             tls=tls,
             version=_version(),
+            dial=dial,
         )
         app = admin_app("agent", readiness, registry_of(agent), [state_router(agent)])
         left = asyncio.Event()

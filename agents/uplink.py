@@ -92,7 +92,10 @@ class Uplink:
         tls: TlsFiles | None = None,
         backoff_max_seconds: float = 10.0,
         resolve_every_seconds: float = RESOLVE_EVERY_SECONDS,
+        dial: Callable[[str], str] | None = None,
     ) -> None:
+        """``dial`` says under which address a router is reached from here, where that is not the one it is known by."""
+        self._dial = dial or str
         self._configured = tuple(routers)
         self._membership = membership
         self._clock = clock
@@ -124,7 +127,7 @@ class Uplink:
     def addresses(self) -> list[str]:
         """All known routers, those that answer first."""
         links = sorted(self._links.values(), key=lambda link: not link.answered)
-        return list(dict.fromkeys([*(link.destination.address for link in links), *self._configured]))
+        return list(dict.fromkeys([*(link.destination.address for link in links), *map(self._dial, self._configured)]))
 
     async def run(self) -> None:
         """Keep one link to each router until cancelled."""
@@ -156,7 +159,7 @@ class Uplink:
             await asyncio.wait(tasks, timeout=FAREWELL_SECONDS)
 
     async def _reconcile(self) -> None:
-        wanted = {d.key: d for d in await destinations((*self._configured, *self._learned()))}
+        wanted = {d.key: d for d in await destinations(map(self._dial, (*self._configured, *self._learned())))}
         for key in self._links.keys() - wanted.keys():
             self._tasks.pop(key).cancel()
             del self._links[key]
