@@ -58,7 +58,7 @@ def build_api(context: ApiContext, routers: Iterable[APIRouter] = ()) -> FastAPI
     app.include_router(about_routes())
     for router in routers:
         app.include_router(router)
-    problems.install(app)
+    problems.install(app, work.refused)
     app.add_middleware(Gate, authenticator=authenticator)
     undecided = [route.path for route in undecided_routes(app)]
     if undecided:

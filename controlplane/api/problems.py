@@ -8,7 +8,7 @@ anything else            500; the cause is in the log only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -139,7 +139,9 @@ def problem_response(problem: Problem, path: str, request_id: str) -> JSONRespon
     return JSONResponse(body, status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, on_refused: Callable[[Request, Problem], Awaitable[None]]) -> None:
+    """Answer every error of ``app`` as a problem. ``on_refused`` hears of those below 500 before the caller does."""
+
     async def answer(request: Request, error: Exception) -> JSONResponse:
         problem = as_problem(error)
         request_id: str = request.scope.get("state", {}).get("request_id", "")
@@ -147,6 +149,8 @@ def install(app: FastAPI) -> None:
             log.error("request_failed", path=request.scope["path"], request_id=request_id, exc_info=error)
         elif problem.slug == "unavailable":
             log.warning("database_unavailable", path=request.scope["path"], request_id=request_id, error=str(error))
+        else:
+            await on_refused(request, problem)
         return problem_response(problem, request.scope["path"], request_id)
 
     for kind in (Problem, InvalidInput, Unavailable, RequestValidationError, HTTPException, Exception):

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.api import audit
 from controlplane.api.audit import AuditDraft
-from controlplane.api.auth import Principal, principal, request_id
+from controlplane.api.auth import Principal, Role, principal, request_id
 from controlplane.api.context import ApiContext
 from controlplane.api.idempotency import HEADER, Answer, Claim, Idempotency
 from controlplane.api.problems import Problem, as_problem
@@ -34,6 +34,8 @@ from fleet.snapshot import IntentObject, IntentVersion
 
 AUDITED_RESOURCES = 100
 """An entry about more than so many resources names them only by count."""
+
+_CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 log = get_logger("controlplane.api.work")
 
@@ -131,6 +133,7 @@ class Work:
         self, request: Request, action: str, kind: str, name: str, rules: Rules, *, dry_run: bool = False
     ) -> Response:
         """Run ``rules`` in a transaction and answer. Refused calls are audited too; a dry run changes and audits nothing."""
+        request.scope["state"]["audited"] = True
         claim: Claim | None = None
         key = request.headers.get(HEADER)
         if key is not None and request.method == "POST" and not dry_run:
@@ -190,6 +193,22 @@ class Work:
                 await self.note(draft)
         except Unavailable as error:
             log.warning("refusal_not_audited", action=action, kind=kind, request_id=own_id, error=str(error))
+
+    async def refused(self, request: Request, problem: Problem) -> None:
+        """Audit a changing call that was refused before it got to ``run``: its role or its body was wrong."""
+        endpoint, state = request.scope.get("endpoint"), request.scope["state"]
+        changes = Role.VIEWER not in getattr(endpoint, "__access__", {Role.VIEWER})
+        if request.method not in _CHANGING or not changes or "principal" not in state or state.get("audited"):
+            return
+        path, own_id = request.scope["path"], request_id(request)
+        detail = {"refused": problem.slug}
+        draft = AuditDraft(
+            self._context.now(), principal(request), request.method, "", path, problem.status, own_id, detail
+        )
+        try:
+            await self.note(draft)
+        except Unavailable as error:
+            log.warning("refusal_not_audited", path=path, request_id=own_id, error=str(error))
 
     async def note(self, draft: AuditDraft) -> None:
         """Audit something that changed nothing."""

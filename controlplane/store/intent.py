@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Row, delete, func, insert, select, text, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.secrets import DeploymentSecrets, SealBroken
@@ -95,7 +95,7 @@ class IntentFeed:
 
     async def lock(self, session: AsyncSession) -> IntentVersion:
         """Take the writers' lock until the transaction ends; the head as it stands. Call it before touching any other row."""
-        await self._learn_lineage()
+        await self._learn_lineage(session)
         statement = select(
             IntentHead.epoch, IntentHead.version, IntentHead.chain, IntentHead.system_id, IntentHead.timeline
         )
@@ -288,12 +288,11 @@ class IntentFeed:
 
     async def check_lineage(self) -> None:
         """Start a new epoch if PostgreSQL is no longer the one that took the last write (promoted, restored, replaced)."""
-        await self._learn_lineage()
-        if not self._lineage_readable:
-            return
         async with self._database.read() as session:
+            await self._learn_lineage(session)
             held = (await session.execute(select(IntentHead.system_id, IntentHead.timeline))).one_or_none()
-            same = held is None or not held.system_id or await self._lineage(session) == (held.system_id, held.timeline)
+            now = await self._lineage(session)
+        same = now is None or held is None or not held.system_id or now == (held.system_id, held.timeline)
         if not same:
             async with self._database.write() as session:
                 await self.lock(session)
@@ -345,18 +344,21 @@ class IntentFeed:
 
     # Lineage
 
-    async def _learn_lineage(self) -> None:
-        """Find out once whether this database says which system and timeline it is; managed ones may not."""
+    async def _learn_lineage(self, session: AsyncSession) -> None:
+        """Find out once whether this database says which system and timeline it is; managed ones may not.
+
+        In a savepoint of the caller's transaction: a second connection could wait for the first for ever.
+        """
         if self._lineage_readable is not None:
             return
         if not self._database.postgres:
             self._lineage_readable = False
             return
         try:
-            async with self._database.read() as session:
+            async with session.begin_nested():
                 await self._read_lineage(session)
             self._lineage_readable = True
-        except DBAPIError as error:
+        except ProgrammingError as error:
             log.warning(
                 "lineage_not_readable", error=str(error.orig), consequence="run: headrace db restored after a failover"
             )
