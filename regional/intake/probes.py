@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ MAX_AT_ONCE = 512
 """Probes under way at once, so that a zone that falls silent costs a bounded number of sockets."""
 _MAX_STATUS_LINE_BYTES = 4096
 
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)[ \r]")
 _PATHS = {EngineKind.TRITON: "/v2/health/ready"}
 
 
@@ -47,10 +49,10 @@ class Prober:
         try:
             writer.write(_request(target, parts.netloc))
             line = await reader.readuntil(b"\r\n")
-            version, _, rest = line.partition(b" ")
-            if not version.startswith(b"HTTP/1."):
+            found = _STATUS_LINE.match(line)
+            if found is None:
                 raise ValueError("not HTTP")
-            return int(rest[:3])
+            return int(found[1])
         except asyncio.IncompleteReadError as error:
             raise ConnectionResetError("closed before an answer") from error
         finally:
