@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import field
 from enum import StrEnum
 
 from fleet.locality import Origin
 from fleet.tenancy import Residency
+from fleet.value import value
 
 
 class Task(StrEnum):
@@ -15,7 +17,7 @@ class Task(StrEnum):
     EMBEDDING = "embedding"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestFacts:
     """What is known when a request has been read. Values a client sent are checked and bounded before they get here."""
 
@@ -52,9 +54,11 @@ class RequestFacts:
     """Region of the peer router that sent it here; empty when a client did. A request with it is never sent on again."""
     attempts_used: int = 0
     """Attempts already made by the tier that sent it here; they count against the same limit (case-R01)."""
+    route_headers: Mapping[str, str] = field(default_factory=dict)
+    """Request headers that routes may match on, by lower-case name; others need not be here."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """Tokens of one finished answer as the engine counted them; None where it did not say."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fleet.request import Usage
+from fleet.value import value
 
 
 class Outcome(StrEnum):
@@ -89,7 +90,7 @@ class EndpointTarget:
         return f"EndpointTarget({self.name!r} at {self.url!r}, zone {self.zone!r})"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendToEndpoint:
     """Make one attempt at an endpoint. Its in-flight count is already taken."""
 
@@ -154,7 +155,7 @@ class Reject:
 Step = SendToEndpoint | SendToRegion | WaitFor | Reject
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptResult:
     """What one attempt came to, told by the gateway."""
 
@@ -163,9 +164,11 @@ class AttemptResult:
     retry_after_seconds: float | None = None
     detail: str = ""
     """For the operator's log only."""
+    attempts: int = 1
+    """Attempts this one stood for: those of the peer region when it was a hop that says how many it made (case-R01)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestRecord:
     """What is left of a request when it is over: for metrics and logs, later for the usage journal."""
 

@@ -1,0 +1,18 @@
+"""Values that are made on every request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar, dataclass_transform
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def value(cls: type[_T]) -> type[_T]:
+    """``@dataclass(frozen=True, slots=True)`` to the type checker, which is who keeps such a value from being changed.
+
+    At run time it is not frozen: a frozen dataclass sets its fields through ``object.__setattr__``, which for the 25 fields of
+    ``RequestFacts`` takes 4.5 us instead of 0.3 us. Only for what the relay makes once per request.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
