@@ -8,7 +8,6 @@ import random
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as distribution_version
 from multiprocessing.connection import Connection
@@ -77,13 +76,8 @@ from regional.workers import run_workers, stop_with_parent
 AGENT_SERVICE = "headrace.v1.AgentService"
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The ports a router serves on, for whoever asked for port 0."""
-
-    http_port: int
-    grpc_port: int
-    admin_port: int
+OnBound = Callable[[str, int], None]
+"""Told (``http``, ``grpc`` or ``admin``, port) as each port is taken, for whoever asked for port 0."""
 
 
 async def run(
@@ -92,7 +86,7 @@ async def run(
     stop: asyncio.Event,
     ready: Callable[[], None] | None = None,
     embedded_agent_factory: EmbeddedAgentFactory | None = None,
-    on_bound: Callable[[Bound], None] | None = None,
+    on_bound: OnBound | None = None,
     shared: SharedState | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> None:
@@ -259,9 +253,7 @@ class _Router:
 
     # Serving
 
-    async def serve(
-        self, stop: asyncio.Event, ready: Callable[[], None] | None, on_bound: Callable[[Bound], None] | None
-    ) -> None:
+    async def serve(self, stop: asyncio.Event, ready: Callable[[], None] | None, on_bound: OnBound | None) -> None:
         """Start everything in the order in which it is needed; stop in the order in which it can be spared."""
         settings = self.settings
         async with AsyncExitStack() as stack:
@@ -278,11 +270,14 @@ class _Router:
             stack.callback(admin.close)
             admin_stop = asyncio.Event()
             tasks.start("admin", self._serve_admin(admin, admin_stop))
+            stack.push_async_callback(tasks.ended, "admin")
+            stack.callback(admin_stop.set)
             self._start_tasks(tasks)
             await server.raw.start()
             stack.push_async_callback(server.stop, 0.5)
-            if on_bound is not None:
-                on_bound(Bound(http_port, server.port, admin.getsockname()[1]))
+            for name, port in (("http", http_port), ("grpc", server.port), ("admin", admin.getsockname()[1])):
+                if on_bound is not None:
+                    on_bound(name, port)
             self.readiness.set("listening", True)
             if ready is not None:
                 self.readiness.subscribe(once(ready))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+ENDING_SECONDS = 3.0
+
 
 class Supervisor:
     """Runs tasks that should live as long as the process."""
@@ -29,6 +31,11 @@ class Supervisor:
         for task in done:
             task.result()
             raise RuntimeError(f"task {task.get_name()} ended before it was told to")
+
+    async def ended(self, name: str) -> None:
+        """Wait for one task that was told to end by other means; it has a few seconds before it is cancelled."""
+        for task in [task for task in self._tasks if task.get_name() == name]:
+            await asyncio.wait((task,), timeout=ENDING_SECONDS)
 
     async def close(self) -> None:
         """End all tasks, newest first, each having finished before the next is told."""

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from headrace import embedded_agent
-from regional.main import Bound, run
+from regional.main import run
 from regional.settings import RouterSettings
 from regional.shared.base import SharedState
 from tests.router.waiting import until
@@ -24,7 +24,7 @@ class RunningRouter:
 
     def __init__(self, settings: RouterSettings, shared: SharedState | None, *, embedded: bool) -> None:
         self.settings = settings
-        self.bound: Bound | None = None
+        self.ports: dict[str, int] = {}
         self.is_ready = asyncio.Event()
         self.stop = asyncio.Event()
         self.task = asyncio.create_task(
@@ -33,29 +33,23 @@ class RunningRouter:
                 stop=self.stop,
                 ready=self.is_ready.set,
                 embedded_agent_factory=embedded_agent.create if embedded else None,
-                on_bound=self._on_bound,
+                on_bound=self.ports.__setitem__,
                 shared=shared,
                 environ={},
             )
         )
 
-    def _on_bound(self, bound: Bound) -> None:
-        self.bound = bound
-
     @property
     def url(self) -> str:
-        assert self.bound is not None
-        return f"http://127.0.0.1:{self.bound.http_port}"
+        return f"http://127.0.0.1:{self.ports['http']}"
 
     @property
     def grpc(self) -> str:
-        assert self.bound is not None
-        return f"127.0.0.1:{self.bound.grpc_port}"
+        return f"127.0.0.1:{self.ports['grpc']}"
 
     @property
     def admin(self) -> str:
-        assert self.bound is not None
-        return f"http://127.0.0.1:{self.bound.admin_port}"
+        return f"http://127.0.0.1:{self.ports['admin']}"
 
     async def page(self, path: str) -> Any:
         """JSON of a page of the admin port."""
@@ -98,7 +92,9 @@ async def router(
     """Run a router for the block; a router that cannot start raises here."""
     running = RunningRouter(settings, shared, embedded=embedded)
     try:
-        await until(lambda: running.task.done() or (running.bound and (running.is_ready.is_set() or not wait_ready)))
+        await until(
+            lambda: running.task.done() or ("admin" in running.ports and (running.is_ready.is_set() or not wait_ready))
+        )
         if running.task.done():
             running.task.result()
         yield running
