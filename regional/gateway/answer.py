@@ -76,7 +76,8 @@ _PEER_OUTCOMES: dict[bytes, Outcome] = {
 def _peer_refused(reason: bytes | None, status: int, found: dict[bytes, bytes]) -> AttemptResult:
     """A peer that has no room after all, or does not take our word, is not a failure of anything; engines failing there are."""
     outcome = _PEER_OUTCOMES.get(reason or b"", Outcome.REFUSED_SPILL)
-    return AttemptResult(outcome, status, _retry_after(found), f"peer: {(reason or b'refused').decode('latin-1')[:64]}")
+    detail = f"peer: {(reason or b'refused').decode('latin-1')[:64]}"
+    return AttemptResult(outcome, status, _retry_after(found), detail)
 
 
 def _retry_after(found: dict[bytes, bytes]) -> float | None:

@@ -173,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
         request.keep_alive = parser.should_keep_alive()
         version = parser.get_http_version()
         request.http10 = version == "1.0"
-        request.arrived = self._gateway.clock.monotonic()
+        request.arrived = self._gateway.monotonic()
         if version not in ("1.1", "1.0"):
             request.refusal = errors.MALFORMED
         elif len(request.forward) + len(request.known) > self._gateway.settings.header_count:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from fleet.request import RequestFacts, Usage
@@ -109,9 +108,9 @@ class Exchange:
             if facts.deadline_seconds is not None and facts.deadline_seconds < limit:
                 limit = facts.deadline_seconds
             self._deadline = request.arrived + limit
-            began = perf_counter()
-            self._life, step = gateway.core.begin(facts, gateway.clock.monotonic(), self.revoke)
-            gateway.metrics.decision_seconds.observe(perf_counter() - began)
+            began = gateway.monotonic()
+            self._life, step = gateway.core.begin(facts, began, self.revoke)
+            gateway.observe_decision(gateway.monotonic() - began)
             self._run(step)
         except Exception as error:  # noqa: BLE001  # a fault of ours costs this request, never the process or another one
             self._fault(error)
@@ -128,7 +127,7 @@ class Exchange:
         """Do what the life says."""
         self._step = None
         if isinstance(step, SendToEndpoint):
-            self._send_to_endpoint(step)
+            self._begin_attempt(step, [step.target.url])
         elif isinstance(step, SendToRegion):
             self._send_to_region(step)
         elif isinstance(step, WaitFor):
@@ -145,7 +144,7 @@ class Exchange:
 
     def _wait_over(self) -> None:
         self._waiting = None
-        life, now = self._life, self._gateway.clock.monotonic()
+        life, now = self._life, self._gateway.monotonic()
         if life is not None and not self.over:
             self._decide(lambda: life.on_wait_over(now))
 
@@ -156,21 +155,18 @@ class Exchange:
 
     # Attempts
 
-    def _send_to_endpoint(self, step: SendToEndpoint) -> None:
-        self._begin_attempt(step, (step.target.url,))
-
     def _send_to_region(self, step: SendToRegion) -> None:
         if self._request.claims is not None:
             self._reject(Reject(RejectReason.SECOND_HOP, "A request is passed between regions once at most."))
             return
-        self._begin_attempt(step, step.addresses)
+        self._begin_attempt(step, list(step.addresses))
 
-    def _begin_attempt(self, step: SendToEndpoint | SendToRegion, addresses: tuple[str, ...]) -> None:
+    def _begin_attempt(self, step: SendToEndpoint | SendToRegion, addresses: list[str]) -> None:
         self._step = step
         self._attempt += 1
         self._answer = None
-        self._addresses = list(addresses)
-        now = self._gateway.clock.monotonic()
+        self._addresses = addresses
+        now = self._gateway.monotonic()
         self._reached_by = now + step.connect_timeout_seconds
         self._first_by = now + step.first_byte_timeout_seconds
         self._try_address(now)
@@ -242,7 +238,7 @@ class Exchange:
         keys = gateway.intent().secrets.hop_keys
         if facts is None or not keys:
             raise RuntimeError("a hop needs a key to sign with")
-        elapsed = gateway.clock.monotonic() - self._request.arrived
+        elapsed = gateway.monotonic() - self._request.arrived
         claims = gateway.reception.claims(facts, self._request.label, step.region, step.model, step.attempt, elapsed)
         return b"%b: %b\r\n" % (hop.HEADER, hop.sign(claims, keys[0]))
 
@@ -254,7 +250,7 @@ class Exchange:
     def _unreached(self, outcome: Outcome, detail: str) -> None:
         """An address did not take the request: another of the same place may."""
         if self._addresses:
-            self._try_address(self._gateway.clock.monotonic())
+            self._try_address(self._gateway.monotonic())
         else:
             self._attempt_failed(AttemptResult(outcome, detail=detail))
 
@@ -266,7 +262,7 @@ class Exchange:
             return
         gateway = self._gateway
         gateway.note_failure(self._request, step, result)
-        now = gateway.clock.monotonic()
+        now = gateway.monotonic()
 
         def decide() -> Step:
             following = life.on_attempt_failed(result, now)
@@ -310,19 +306,25 @@ class Exchange:
             lines=self._gateway.answer_lines(self._request, step, connection.headers),
             close=self._gateway.closing,
         )
-        self._guarded(lambda: life.on_headers(connection.status, self._gateway.clock.monotonic()))
+        try:
+            life.on_headers(connection.status, self._gateway.monotonic())
+        except Exception as error:  # noqa: BLE001  # as in start
+            self._fault(error)
 
     def on_data(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None:
+        if answer is None or self.over:
             return
         self.fresh = True
-        out = answer.feed(data)
-        if out:
-            if not answer.begun:
-                self._first_byte(answer)
-            self._client.transport.write(out)
-        self.direct = answer.direct
+        try:
+            out = answer.feed(data)
+            if out:
+                if not answer.begun:
+                    self._first_byte(answer)
+                self._client.transport.write(out)
+            self.direct = answer.direct
+        except Exception as error:  # noqa: BLE001  # as in start
+            self._fault(error)
 
     def relay_chunk(self, chunk: bytes) -> None:
         answer = self._answer
@@ -334,17 +336,22 @@ class Exchange:
     def on_complete(self) -> None:
         self._upstream = None
         answer = self._answer
-        if answer is None:
+        if answer is None or self.over:
             return
-        out, result = answer.finish()
-        if result is not None:
-            self._broken(result)
+        try:
+            out, result = answer.finish()
+            if result is not None:
+                self._broken(result)
+                return
+            if out:
+                if not answer.begun:
+                    self._first_byte(answer)
+                self._client.transport.write(out)
+            self._end(Outcome.CLIENT_ERROR if answer.status >= 400 else Outcome.OK, answer.usage)
+        except Exception as error:  # noqa: BLE001  # as in start
+            self._fault(error)
             return
-        if out:
-            if not answer.begun:
-                self._first_byte(answer)
-            self._client.transport.write(out)
-        self._finish(answer)
+        self._client.done(keep=answer.keep)
 
     def on_broken(self, outcome: Outcome, detail: str) -> None:
         self._upstream = None
@@ -363,7 +370,7 @@ class Exchange:
         answer.begun = True
         life = self._life
         if life is not None:
-            self._guarded(lambda: life.on_first_byte(self._gateway.clock.monotonic()))
+            life.on_first_byte(self._gateway.monotonic())
 
     def _broken(self, result: AttemptResult) -> None:
         answer = self._answer
@@ -376,10 +383,6 @@ class Exchange:
         self._client.transport.write(answer.in_band(event))
         self._end(result.outcome if result.outcome in _TIMEOUTS else Outcome.STREAM_BROKEN, answer.usage)
         self._client.done(keep=False)
-
-    def _finish(self, answer: Answer) -> None:
-        self._end(Outcome.CLIENT_ERROR if answer.status >= 400 else Outcome.OK, answer.usage)
-        self._client.done(keep=answer.keep)
 
     # The client
 
@@ -416,6 +419,8 @@ class Exchange:
             if now >= self._first_by:
                 self._cut(Outcome.TIMEOUT_FIRST_BYTE, "first byte time limit")
         elif self.fresh or self._client.paused_writing:
+            if self.fresh and self._life is not None:
+                self._life.note_progress(now)
             self.fresh = False
             self._last_seen = now
         elif now - self._last_seen >= self._gateway.settings.idle_seconds:
@@ -464,14 +469,8 @@ class Exchange:
         gateway.exchanges.discard(self)
         gateway.unbuffer(self._request)
         if self._life is not None:
-            record = self._life.on_end(outcome, usage, gateway.clock.monotonic())
+            record = self._life.on_end(outcome, usage, gateway.monotonic())
             gateway.finished(record)
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001  # as in start
-            self._fault(error)
 
     def _fault(self, error: Exception) -> None:
         """A fault of ours: this request gets a 500 or an in-band error, and everything it holds is released."""

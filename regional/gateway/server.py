@@ -65,8 +65,10 @@ class Gateway:
         self.intent = intent
         self.settings = settings
         self.metrics = metrics
+        self.observe_decision = metrics.decision_seconds.observe
         self.clock: Clock = clock or SystemClock()
-        self.now = self.clock.monotonic()
+        self.monotonic = self.clock.monotonic
+        self.now = self.monotonic()
         """The time at the last tick: near enough for everything that is counted in seconds."""
         self.closing = False
         """Answers end their connections from now on."""
@@ -249,7 +251,7 @@ class Gateway:
                 attempts=0,
                 failovers=0,
                 retries=0,
-                seconds=max(0.0, self.clock.monotonic() - request.arrived),
+                seconds=max(0.0, self.monotonic() - request.arrived),
                 first_byte_seconds=None,
                 usage=Usage(),
             )
@@ -285,7 +287,7 @@ class Gateway:
     # Time
 
     def _tick(self) -> None:
-        now = self.now = self.clock.monotonic()
+        now = self.now = self.monotonic()
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
         for exchange in list(self.exchanges):
             exchange.tick(now)
