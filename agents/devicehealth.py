@@ -79,13 +79,17 @@ class DeviceHistory:
 
         xids: list[XidRecord] = []
         known: dict[str, DeviceSample] = {}
+        def items(name: str) -> list[Any]:
+            found = document.get(name)
+            return found if isinstance(found, list) else []
+
         same_boot = bool(boot_id) and document.get("boot_id") == boot_id
-        for serial, item in enumerate(document.get("xids", ()) if same_boot else ()):
+        for serial, item in enumerate(items("xids") if same_boot else ()):
             try:
                 xids.append(XidRecord(str(item["uuid"]), int(item["code"]), when(item), -1 - serial))
             except (KeyError, TypeError, ValueError):
                 continue
-        for item in document.get("known", ()):
+        for item in items("known"):
             try:
                 memory = item["memory_total_mib"]
                 known[str(item["uuid"])] = DeviceSample(

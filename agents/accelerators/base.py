@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class XidRecord:
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
     """The newest state of all devices of a node. Immutable; a new one replaces it whole."""
+
+    NOT_YET: ClassVar[str] = "devices have not been read yet"
 
     samples: tuple[DeviceSample, ...] = ()
     error: str = ""

@@ -42,7 +42,7 @@ class DcgmDevices:
         self._clock = clock or SystemClock()
         self._http = EngineHttp(timeout_seconds=2.0)
         self._task: asyncio.Task[None] | None = None
-        self._reading = DeviceReading(error="devices have not been read yet")
+        self._reading = DeviceReading(error=DeviceReading.NOT_YET)
         self._last_xid: dict[str, float] = {}
         self._xids: deque[XidRecord] = deque(maxlen=MAX_EVENTS)
 

@@ -91,7 +91,7 @@ class NvmlDevices:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._done: asyncio.Event | None = None
-        self._reading = DeviceReading(error="devices have not been read yet")
+        self._reading = DeviceReading(error=DeviceReading.NOT_YET)
         self._busy_since: float | None = None
         """When the driver call that is running began; None between calls."""
         self._xids: deque[XidRecord] = deque(maxlen=MAX_EVENTS)

@@ -147,6 +147,7 @@ class Watch:
         )
         self._take_health(got)
         self._take_metrics(got, now, came_back)
+        self._incarnation = max(self._incarnation, 1)  # 0 is: never seen
         self._take_models(got, now)
         self._take_metadata(got, now)
 
