@@ -21,3 +21,11 @@ class ViewSettings:
     """Aggregates of other regions older than this widen the estimate."""
     slow_start_seconds: float = 5.0
     """How long an endpoint that is new or came back is dearer than it looks."""
+    ban_max_seconds: float = 60.0
+    """Longest pause that a sibling's word can impose."""
+    lease_min_seconds: float = 1.2
+    """Shortest lease; a node that reports more rarely has ``lease_intervals`` of its intervals."""
+    lease_intervals: float = 3.0
+
+    def lease_seconds(self, interval_seconds: float) -> float:
+        return max(self.lease_min_seconds, self.lease_intervals * interval_seconds)

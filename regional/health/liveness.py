@@ -1,31 +1,279 @@
-"""Life and death: leases lapse, engines are asked directly, and only silence of both is death."""
+"""Life and death: leases lapse, engines are asked directly, and only silence of both is death.
+
+A node's states, as seen by one router:
+
+    READY --lease lapses--> SUSPECT --some engine answers--> DEGRADED --none does any more--> DEAD
+      ^                        |                                 ^                              |
+      |                        +------ no engine answers --------|----------------------------> +
+      +---- a newer report, from any state                       +------ an engine answers -----+
+
+A node that said it restarts its agent goes to DEGRADED without suspicion. A closed report stream, a failed connection and a
+hang are no verdicts, but reasons to ask the engines at once; an endpoint that does not answer and makes no progress is dead.
+"""
 
 from __future__ import annotations
 
-from fleet.report import NodeReport
+from dataclasses import dataclass
+
+from fleet.report import AgentPhase, NodeReport
+from regional.fleetview.endpoint import Endpoint
+from regional.fleetview.node import Node, NodeState
 from regional.fleetview.view import FleetView
-from regional.health.actions import Action
+from regional.health.actions import (
+    Action,
+    DeclareAlive,
+    DeclareDead,
+    DeclareDegraded,
+    DeclareSuspect,
+    ProbeEndpoints,
+    ProbeTarget,
+)
+from regional.health.judge import Judge
 from regional.health.settings import HealthSettings
+
+_SILENT_STATES = (NodeState.SUSPECT, NodeState.DEGRADED, NodeState.DEAD)
+ANSWER_SECONDS = 5.0
+"""A probe that the shell has not answered by then is asked for again."""
+UNSEEN_SECONDS = 1.0
+"""A declared endpoint that nobody has reported by then is asked directly."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """An endpoint under direct observation."""
+
+    endpoint: Endpoint
+    next_at: float
+    asked_at: float | None = None
+    judged_at: float = -1e18
+    """When the last outcome came in."""
+    misses: int = 0
 
 
 class Liveness:
     """Leases of nodes and direct probes of endpoints. Every method returns what is to be done and told now."""
 
-    def __init__(self, view: FleetView, settings: HealthSettings = HealthSettings()) -> None:
-        raise NotImplementedError
+    def __init__(self, view: FleetView, settings: HealthSettings | None = None, judge: Judge | None = None) -> None:
+        self.settings = settings or HealthSettings()
+        self._view = view
+        self._judge = judge or Judge(view, self.settings)
+        self._watches: dict[str, _Watch] = {}
+        self._suspected_at: dict[str, float] = {}
+        """By uid of a node that is SUSPECT: since when."""
+        self._unseen_looked_at = -1e18
 
     def on_report(self, report: NodeReport, now: float) -> tuple[Action, ...]:
         """A report that the view has accepted: the node's lease is renewed."""
-        raise NotImplementedError
+        node = self._view.nodes.get(report.node_uid)
+        if node is None:
+            return ()
+        came_from, node.came_from = node.came_from, node.state
+        self._suspected_at.pop(node.uid, None)
+        for endpoint in node.endpoints.values():
+            if endpoint.silent and endpoint.uid not in self._watches:
+                self.ask(endpoint, now)
+        if came_from not in _SILENT_STATES:
+            return ()
+        self._view.node_changed(node, now)
+        return (DeclareAlive("node", node.name, node.zone),)
 
     def on_stream_closed(self, node_uid: str, now: float) -> tuple[Action, ...]:
         """The node's report stream ended: no verdict, but a reason to ask its engines at once."""
-        raise NotImplementedError
+        node = self._view.nodes.get(node_uid)
+        if node is None or not node.reported:
+            return ()
+        node.stream_closed = True
+        for endpoint in node.endpoints.values():
+            self.ask(endpoint, now)
+        told: tuple[Action, ...] = ()
+        if node.phase is AgentPhase.RESTARTING and node.state not in _SILENT_STATES:
+            told = self._degrade(node, now)
+        return (*told, *self._due(now))
+
+    def ask(self, endpoint: Endpoint, now: float) -> None:
+        """Ask an endpoint at the next occasion, if it is not being asked already."""
+        watch = self._watches.get(endpoint.uid)
+        if watch is None:
+            self._watches[endpoint.uid] = _Watch(endpoint, now)
+        elif watch.asked_at is None:
+            watch.next_at = min(watch.next_at, now)
 
     def on_probe(self, endpoint_uid: str, answered: bool, now: float) -> tuple[Action, ...]:
         """The outcome of one probed endpoint, all tries together."""
-        raise NotImplementedError
+        endpoint = self._view.endpoints.get(endpoint_uid)
+        watch = self._watches.get(endpoint_uid)
+        if endpoint is None or endpoint.gone:
+            self._watches.pop(endpoint_uid, None)
+            return ()
+        asked_at = now
+        if watch is not None:
+            asked_at = now if watch.asked_at is None else watch.asked_at
+            watch.asked_at = None
+            watch.judged_at = now
+            watch.misses = 0 if answered else watch.misses + 1
+            watch.next_at = now + self._interval(watch, answered)
+        actions: list[Action] = []
+        if answered:
+            self._answered(endpoint, now, actions)
+        elif max(endpoint.progress_at, endpoint.last_ok_at) <= asked_at:
+            self._unanswered(endpoint, now, actions)
+        self._judge_node(endpoint.node, now, actions)
+        return tuple(actions)
 
     def tick(self, now: float) -> tuple[Action, ...]:
         """Lapsed leases, endpoints due for a probe, ejections that end. Ten to twenty times a second."""
-        raise NotImplementedError
+        actions: list[Action] = []
+        for node in self._view.nodes.values():
+            if node.lease is not None and node.state not in _SILENT_STATES and node.lease.lapsed(now):
+                actions.extend(self._lapse(node, now))
+        if now - self._unseen_looked_at > UNSEEN_SECONDS:
+            self._unseen_looked_at = now
+            for endpoint in self._view.endpoints.values():
+                unseen = endpoint.declared and not endpoint.reported and not endpoint.gone
+                if unseen and now - endpoint.seen_at > UNSEEN_SECONDS:
+                    self.ask(endpoint, now)
+        for node_uid in list(self._suspected_at):
+            suspect = self._view.nodes.get(node_uid)
+            if suspect is None:
+                del self._suspected_at[node_uid]
+            else:
+                self._judge_node(suspect, now, actions)
+        self._watch_progress(now, actions)
+        self._judge.tick(now)
+        actions.extend(self._due(now))
+        actions.extend(self._judge.told())
+        return tuple(actions)
+
+    # A node falls silent
+
+    def _lapse(self, node: Node, now: float) -> tuple[Action, ...]:
+        for endpoint in node.endpoints.values():
+            self.ask(endpoint, now)
+        if node.phase is AgentPhase.RESTARTING:
+            return self._degrade(node, now)
+        node.state = NodeState.SUSPECT
+        self._suspected_at[node.uid] = now
+        self._view.node_changed(node, now)
+        return (DeclareSuspect(node.uid, node.name, node.zone, node.silent_seconds(now)),)
+
+    def _degrade(self, node: Node, now: float) -> tuple[Action, ...]:
+        node.state = NodeState.DEGRADED
+        self._suspected_at.pop(node.uid, None)
+        self._view.node_changed(node, now)
+        return (DeclareDegraded(node.uid, node.name, node.zone),)
+
+    def _judge_node(self, node: Node, now: float, actions: list[Action]) -> None:
+        """A silent node is what its engines are: all dead, it is dead; one answers, it is degraded."""
+        endpoints = list(node.endpoints.values())
+        if node.state is NodeState.SUSPECT:
+            since = self._suspected_at.get(node.uid, now)
+            judged = [e for e in endpoints if (w := self._watches.get(e.uid)) is not None and w.judged_at >= since]
+            if any(not e.dead for e in judged):
+                actions.extend(self._degrade(node, now))
+            elif len(judged) == len(endpoints) and (endpoints or now > since):
+                self._bury(node, now, actions)
+        elif node.state is NodeState.DEGRADED or (node.stream_closed and node.state is not NodeState.DEAD):
+            if endpoints and all(e.dead for e in endpoints):
+                self._bury(node, now, actions)
+        elif node.state is NodeState.DEAD and any(not e.dead for e in endpoints):
+            actions.extend(self._degrade(node, now))
+
+    def _bury(self, node: Node, now: float, actions: list[Action]) -> None:
+        node.state = NodeState.DEAD
+        self._suspected_at.pop(node.uid, None)
+        self._view.node_changed(node, now)
+        uids = tuple(node.endpoints)
+        actions[:] = [a for a in actions if not (isinstance(a, DeclareDead) and set(a.endpoint_uids) <= set(uids))]
+        actions.append(
+            DeclareDead("node", node.name, node.zone, uids, f"silent for {node.silent_seconds(now):.1f} s, engines too")
+        )
+
+    # An endpoint is asked
+
+    def _answered(self, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
+        endpoint.answered_at = now
+        endpoint.suspect_until = 0.0
+        endpoint.silent = False
+        if endpoint.dead:
+            endpoint.dead = False
+            endpoint.slow_start_from = now
+            actions.append(DeclareAlive("endpoint", endpoint.name, endpoint.zone))
+        self._view.changed(endpoint)
+
+    def _unanswered(self, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
+        """It neither answered nor made progress meanwhile."""
+        node = endpoint.node
+        alone = node.state not in _SILENT_STATES and not node.stream_closed
+        endpoint.dead_cause = "endpoint" if alone else "node"
+        if endpoint.dead:
+            return
+        endpoint.dead = True
+        endpoint.dead_since = now
+        self._view.lose((endpoint,), "endpoint" if alone else "node")
+        actions.append(
+            DeclareDead(
+                "endpoint", endpoint.name, endpoint.zone, (endpoint.uid,), "does not answer and makes no progress"
+            )
+        )
+
+    def _interval(self, watch: _Watch, answered: bool) -> float:
+        s = self.settings
+        if answered:
+            return s.probe_interval_seconds
+        slow = watch.misses - s.quick_probes
+        return (
+            s.down_probe_interval_seconds
+            if slow <= 0
+            else min(s.dead_probe_interval_seconds, s.down_probe_interval_seconds * 2.0 ** min(slow, 10))
+        )
+
+    def _watched(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether there is still a reason to ask it directly."""
+        return (
+            endpoint.dead
+            or endpoint.silent
+            or endpoint.suspect_until > now
+            or endpoint.node.state in _SILENT_STATES
+            or endpoint.node.stream_closed
+            or (endpoint.declared and not endpoint.reported)
+        )
+
+    def _due(self, now: float) -> list[Action]:
+        targets: list[ProbeTarget] = []
+        for uid, watch in list(self._watches.items()):
+            endpoint = watch.endpoint
+            if watch.asked_at is not None:
+                if now - watch.asked_at < ANSWER_SECONDS:
+                    continue
+            elif now < watch.next_at:
+                continue
+            elif endpoint.gone or (watch.judged_at > 0 and not self._watched(endpoint, now)):
+                del self._watches[uid]
+                continue
+            watch.asked_at = now
+            targets.append(ProbeTarget(uid, endpoint.url, endpoint.kind.value, endpoint.api_key))
+        if not targets:
+            return []
+        return [ProbeEndpoints(tuple(targets), self.settings.probe_tries, self.settings.probe_timeout_seconds)]
+
+    # An endpoint makes no progress
+
+    def _watch_progress(self, now: float, actions: list[Action]) -> None:
+        """Engine hang: work in flight, no progress, probe unanswered. Busy is not dead: progress of any kind counts."""
+        s = self.settings
+        for endpoint in list(self._view.active.values()):
+            if not endpoint.pending or endpoint.dead:
+                continue
+            oldest = next(iter(endpoint.pending))
+            still = now - max(endpoint.progress_at, oldest.sent_at)
+            if still <= s.hang_after_seconds + s.hang_patience * oldest.expected_seconds:
+                continue
+            self.ask(endpoint, now)
+            frozen = still > s.hang_eject_seconds + s.hang_patience * oldest.expected_seconds
+            if frozen and self._stands(endpoint, now) and self._judge.on_hang(endpoint, now):
+                self._view.lose((endpoint,), "endpoint")
+
+    def _stands(self, endpoint: Endpoint, now: float) -> bool:
+        """Its counters, which do move when it works, have stood still although it says it runs requests (case-E01)."""
+        fresh = endpoint.sampled_at is not None and now - endpoint.sampled_at < self.settings.hang_sample_seconds
+        return fresh and endpoint.counters_move and bool(endpoint.sample.running)

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 class HealthSettings:
     """Durations in seconds, shares from 0 to 1."""
 
-    lease_seconds: float = 1.2
-    """Shortest lease; a node that reports more rarely has three of its intervals."""
-    lease_intervals: float = 3.0
     probe_tries: int = 2
     probe_timeout_seconds: float = 0.15
     probe_interval_seconds: float = 0.5
@@ -19,6 +16,10 @@ class HealthSettings:
     down_probe_interval_seconds: float = 0.25
     """Between direct probes of an endpoint that does not answer; slows down to ``dead_probe_interval_seconds``."""
     dead_probe_interval_seconds: float = 2.0
+    quick_probes: int = 120
+    """Unanswered probes before they get rarer."""
+    suspicion_seconds: float = 5.0
+    """After a failed connection an endpoint comes after all others until it answers, but not for longer than this."""
     consecutive_failures: int = 5
     ejection_seconds: float = 2.0
     """First ejection; each further one is twice as long."""
@@ -36,5 +37,9 @@ class HealthSettings:
     ban_max_seconds: float = 60.0
     hang_after_seconds: float = 0.5
     """No progress for this long with work in flight, and longer than expected, asks for a probe."""
+    hang_patience: float = 3.0
+    """How many times its expected time an answer may take on top of that."""
+    hang_sample_seconds: float = 3.0
+    """Engine counters older than this prove nothing."""
     hang_eject_seconds: float = 5.0
     """No progress for this long although probes are answered ejects (case-E01)."""

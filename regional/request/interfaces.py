@@ -19,6 +19,10 @@ class RequestLife(Protocol):
         """The first body byte goes to the client now; from here nothing is tried again."""
         ...
 
+    def note_progress(self, now: float) -> None:
+        """Bytes of the answer have passed. Need not be told of every chunk: once in a tenth of a second is plenty."""
+        ...
+
     def on_attempt_failed(self, result: AttemptResult, now: float) -> Step:
         """The present attempt failed before its first byte. Releases what it held and says what to do next."""
         ...
