@@ -79,6 +79,7 @@ class DeviceHistory:
 
         xids: list[XidRecord] = []
         known: dict[str, DeviceSample] = {}
+
         def items(name: str) -> list[Any]:
             found = document.get(name)
             return found if isinstance(found, list) else []

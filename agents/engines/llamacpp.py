@@ -34,12 +34,15 @@ class LlamaCpp:
     )
 
     def read(self, page: Page) -> EngineScrape:
+        computed = page.total("llamacpp:prompt_tokens_total")
+        cached = page.total("llamacpp:prompt_tokens_cached_total")
         load = EngineLoad(
             running=page.count("llamacpp:requests_processing"),
             waiting=page.count("llamacpp:requests_deferred"),
             kv_usage=page.share("llamacpp:kv_cache_usage_ratio"),
-            prompt_tokens_total=page.total("llamacpp:prompt_tokens_total"),
-            cached_tokens_total=page.total("llamacpp:prompt_tokens_cached_total"),
+            # It counts the two apart; elsewhere cached tokens are part of the prompt's.
+            prompt_tokens_total=computed + (cached or 0.0) if computed is not None else None,
+            cached_tokens_total=cached,
             generated_tokens_total=page.total("llamacpp:tokens_predicted_total"),
         )
         return EngineScrape(load, skipped=page.skipped)

@@ -42,7 +42,7 @@ def test_vllm_under_load() -> None:
 def test_llamacpp_under_load_and_idle() -> None:
     busy = recorded(EngineKind.LLAMACPP, "llamacpp-metrics-underload.prom").load
     assert (busy.running, busy.waiting, busy.kv_usage) == (4, 4, None)
-    assert (busy.prompt_tokens_total, busy.cached_tokens_total, busy.generated_tokens_total) == (248, 240, 1200)
+    assert (busy.prompt_tokens_total, busy.cached_tokens_total, busy.generated_tokens_total) == (488, 240, 1200)
     idle = recorded(EngineKind.LLAMACPP, "llamacpp-metrics.prom").load
     assert (idle.running, idle.waiting) == (0, 0)
 
