@@ -32,7 +32,6 @@ async def run(
     stop: asyncio.Event,
     ready: Callable[[], None] | None = None,
     devices: Devices | None = None,
-    dial: Callable[[str], str] = str,
     on_bound: Callable[[str, int], None] | None = None,
     dial: Callable[[str], str] | None = None,
 ) -> None:
