@@ -13,15 +13,14 @@ from fleet.errors import FieldError, InvalidInput
 # Names of the data file to the SKUs used everywhere else.
 PRODUCTS = {
     "a100_sxm": "a100-sxm-80",
-    "b200_sxm": "b200-192",
+    "b200_sxm": "b200-180",
     "h100_sxm": "h100-sxm-80",
     "h200_sxm": "h200-141",
     "l40s": "l40s-48",
     "l4": "l4-24",
-    "v100_sxm2_32gb": "v100-sxm2-32",
+    "v100_sxm2_32gb": "v100-sxm-32",
     "mi300x": "mi300x-192",
 }
-_MEMORY_MIB = {"v100-sxm2-32": 32_768, "l4-24": 23_034, "l40s-48": 46_068}
 DEFAULT_MODEL = "Meta-Llama-3.1-8B"
 
 
@@ -127,11 +126,3 @@ def find_profile(
             )
         ]
     )
-
-
-def memory_mib(product: str) -> int:
-    """Memory of one GPU of this product."""
-    if product in _MEMORY_MIB:
-        return _MEMORY_MIB[product]
-    tail = product.rpartition("-")[2]
-    return int(tail) * 1024 if tail.isdigit() else 81_559
