@@ -12,7 +12,7 @@ from regional.gateway.hop import REFUSAL_HEADER
 from regional.gateway.openai import NO_USAGE, read_answer, rename_model
 from regional.gateway.request import ClientRequest
 from regional.gateway.sse import EventStream
-from regional.gateway.upstream import UpstreamConnection
+from regional.gateway.upstream import AnswerHead
 from regional.request.steps import AttemptResult, Outcome, RejectReason
 
 WHOLE_BYTES = 1024 * 1024
@@ -23,6 +23,7 @@ WHOLE_RENAMED_BYTES = 16 * 1024 * 1024
 _INFLATED_BYTES = 16 * 1024 * 1024
 _STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, phrase) for status, phrase in REASON_PHRASES.items()}
 _STREAM_LINES = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
+_NONE: frozenset[bytes] = frozenset()
 _STREAMED_TASKS = frozenset({Task.CHAT, Task.COMPLETION})
 
 
@@ -40,9 +41,10 @@ class Usable:
     streamed: bool
 
 
-def judge_head(status: int, headers: list[tuple[bytes, bytes]], *, hopped: bool) -> Usable | Failure:
+def judge_head(head: AnswerHead, *, hopped: bool) -> Usable | Failure:
     """What the head of an answer says. ``hopped``: it comes from a peer router, not from an engine."""
-    found = {name: value for name, value in headers if name in _READ}
+    status = head.status
+    found = {name: value for name, value in head.headers if name in _READ}
     if hopped:
         refused = found.get(REFUSAL_HEADER)
         if refused is not None or status in (401, 403):
@@ -99,8 +101,7 @@ class Answer:
         "_buffered",
         "_chunked",
         "_events",
-        "_head_lines",
-        "_headers",
+        "_head",
         "_hold",
         "_length",
         "_lines",
@@ -117,7 +118,8 @@ class Answer:
     def __init__(
         self,
         request: ClientRequest,
-        connection: UpstreamConnection,
+        head: AnswerHead,
+        length: int | None,
         *,
         streamed: bool,
         strip_usage: bool,
@@ -127,17 +129,17 @@ class Answer:
     ) -> None:
         """``lines`` are our own header lines. ``close``: the client's connection ends with this answer."""
         self._request = request
-        self._headers = connection.headers
+        self._head = head
         self._lines = lines
         self._rename = rename
         self._chunked = not request.http10
-        self._length = connection.length
+        self._length = length
         self._events = EventStream(strip_usage=strip_usage, rename=rename) if streamed else None
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._hold = WHOLE_RENAMED_BYTES if rename else WHOLE_BYTES
         self._passing = False
-        self.status = connection.status
+        self.status = head.status
         self._usage: Usage = NO_USAGE
         self.seen = False
         """A byte of the body has come."""
@@ -212,7 +214,7 @@ class Answer:
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         if not self._chunked:
             self.keep = False
-        return self._head(framing + _STREAM_LINES, skip=_CACHE_CONTROL)
+        return self._top(framing + _STREAM_LINES, skip=_CACHE_CONTROL)
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
@@ -225,11 +227,11 @@ class Answer:
         body = b"".join(self._buffer)
         self._buffer = []
         if self._length is not None:
-            return self._head(b"content-length: %d\r\n" % self._length) + body
+            return self._top(b"content-length: %d\r\n" % self._length) + body
         if self._chunked:
-            return self._head(b"transfer-encoding: chunked\r\n") + self._framed(body)
+            return self._top(b"transfer-encoding: chunked\r\n") + self._framed(body)
         self.keep = False
-        return self._head(b"") + body
+        return self._top(b"") + body
 
     def _finish_whole(self) -> tuple[bytes, AttemptResult | None]:
         body = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
@@ -243,7 +245,7 @@ class Answer:
             kind = self._header(b"content-type").lower()
             if not kind.startswith(b"application/json") and not coding:
                 body, skip = _shaped(self.status), skip | _CONTENT_TYPE
-                return self._head(_JSON + b"content-length: %d\r\n" % len(body), skip=skip) + body, None
+                return self._top(_JSON + b"content-length: %d\r\n" % len(body), skip=skip) + body, None
         elif not coding and self.status != 204:
             usage = read_answer(body)
             if usage is None:
@@ -251,37 +253,45 @@ class Answer:
             self._usage = usage
             if self._rename:
                 body = rename_model(body, self._rename)
-        return self._head(b"content-length: %d\r\n" % len(body), skip=skip) + body, None
+        return self._top(b"content-length: %d\r\n" % len(body), skip=skip) + body, None
 
     def _header(self, name: bytes) -> bytes:
-        for found, value in self._headers:
+        for found, value in self._head.headers:
             if found == name:
                 return value
         return b""
 
-    def _head(self, own: bytes, *, skip: frozenset[bytes] = frozenset()) -> bytes:
-        dropped = ANSWER_DROPPED | skip if skip else ANSWER_DROPPED
-        lines = [_STATUS_LINES.get(self.status) or b"HTTP/1.1 %d \r\n" % self.status]
-        for name, value in self._headers:
-            if name == b"connection":
-                named = connection_names(value)
-                if not named <= _ORDINARY:
-                    dropped = dropped | named
-                    lines = [line for line in lines if line.split(b":", 1)[0] not in named]
-            elif name not in dropped and not name.startswith(b"x-headrace-"):
-                lines.append(name + b": " + value + b"\r\n")
-        lines.append(own)
-        lines.append(self._lines)
+    def _top(self, own: bytes, *, skip: frozenset[bytes] = _NONE) -> bytes:
+        """The whole head: what is passed on of the engine's, and ours."""
+        head = self._head
+        passed = head.lines
+        if passed is None or skip:
+            passed = _passed_on(head, skip)
+            if not skip:
+                head.lines = passed
+        ending = b"\r\n"
         if not self.keep:
-            lines.append(b"connection: close\r\n")
+            ending = b"connection: close\r\n\r\n"
         elif self._request.http10:
-            lines.append(b"connection: keep-alive\r\n")
-        lines.append(b"\r\n")
-        return b"".join(lines)
+            ending = b"connection: keep-alive\r\n\r\n"
+        return b"".join((passed, own, self._lines, ending))
 
 
-_ORDINARY = frozenset({b"keep-alive", b"close", b""})
-_NONE: frozenset[bytes] = frozenset()
+def _passed_on(head: AnswerHead, skip: frozenset[bytes]) -> bytes:
+    """Status line and the headers that reach the client."""
+    dropped = ANSWER_DROPPED | skip
+    for name, value in head.headers:
+        if name == b"connection":
+            dropped |= connection_names(value)
+    lines = [_STATUS_LINES.get(head.status) or b"HTTP/1.1 %d \r\n" % head.status]
+    lines += [
+        name + b": " + value + b"\r\n"
+        for name, value in head.headers
+        if name not in dropped and not name.startswith(b"x-headrace-")
+    ]
+    return b"".join(lines)
+
+
 _CACHE_CONTROL = frozenset({b"cache-control"})
 _CONTENT_CODING = frozenset({b"content-encoding"})
 _CONTENT_TYPE = frozenset({b"content-type"})

@@ -13,6 +13,7 @@ from regional.gateway import errors
 from regional.gateway.errors import REASON_PHRASES, Refusal
 from regional.gateway.exchange import Exchange
 from regional.gateway.headers import REQUEST_ACTIONS
+from regional.gateway.repeat import MISSES, RepeatedHead
 from regional.gateway.request import ClientRequest, Kind
 
 if TYPE_CHECKING:
@@ -36,8 +37,11 @@ class ClientConnection(asyncio.Protocol):
         "_last_request",
         "_linger_until",
         "_made_up_head",
+        "_misses",
+        "_model_request",
         "_parser",
         "_paused_reading",
+        "_repeated",
         "_request",
         "_silent",
         "_since",
@@ -65,6 +69,9 @@ class ClientConnection(asyncio.Protocol):
         self._last_request = False
         self._linger_until: float | None = None
         self._made_up_head = False
+        self._repeated: RepeatedHead | None = None
+        self._model_request: ClientRequest | None = None
+        self._misses = 0
         self._discarded = 0
         self._paused_reading = False
         self._starting = False
@@ -88,6 +95,11 @@ class ClientConnection(asyncio.Protocol):
             if self._discarded > LINGER_BYTES:
                 self.transport.abort()
             return
+        between = self._request is None and not self._waiting and not self._made_up_head
+        if between and self._repeated is not None:
+            start = self._repeated.body_start(data)
+            if start > 0 and self._same_again(data[start:]):
+                return
         self._silent += len(data)
         try:
             self._parser.feed_data(data)
@@ -101,8 +113,37 @@ class ClientConnection(asyncio.Protocol):
             head = self._request is None or not self._request.head_done
             self._malformed(errors.HEAD_TOO_LARGE if head else errors.MALFORMED)
             return
+        if between and self._waiting and self._misses < MISSES:
+            self._learn(self._waiting[0], data)
         if self._waiting:
             self._start_next()
+
+    def _learn(self, request: ClientRequest, data: bytes) -> None:
+        """``data`` began with this request's head: recognise it when it comes again."""
+        self._misses += 1
+        if request.repeatable and not self._made_up_head:
+            self._repeated = RepeatedHead.of(data[: data.find(b"\r\n\r\n") + 4])
+            request.forward = [b"".join(request.forward)]
+            self._model_request = request
+
+    def _same_again(self, body: bytes) -> bool:
+        """Take a request whose head is the one before again. False leaves it to the parser."""
+        model = self._model_request
+        gateway = self._gateway
+        if model is None or len(body) > gateway.settings.body_bytes:
+            return False
+        request = ClientRequest(gateway.now)
+        request.like(model)
+        request.arrived = gateway.monotonic()
+        if not gateway.reception.admit_again(request) or not gateway.buffer(request, len(body)):
+            return False
+        self._misses = 0
+        request.body.append(body)
+        request.size = len(body)
+        request.complete = True
+        self._waiting.append(request)
+        self._start_next()
+        return True
 
     def eof_received(self) -> bool:
         return False
@@ -115,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
             if request is not None:
                 self._gateway.unbuffer(request)
         self._waiting.clear()
-        self._request = None
+        self._request = self._model_request = None
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_gone()

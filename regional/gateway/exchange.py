@@ -289,7 +289,8 @@ class Exchange:
         if step is None or life is None or body is None:
             return
         self.fresh = True
-        verdict = judge_head(connection.status, connection.headers, hopped=isinstance(step, SendToRegion))
+        head = connection.head
+        verdict = judge_head(head, hopped=isinstance(step, SendToRegion))
         if isinstance(verdict, Failure):
             self._upstream = None
             connection.discard()
@@ -299,15 +300,16 @@ class Exchange:
         rename = body.model if target is not None and target.served_as != body.model else ""
         self._answer = Answer(
             self._request,
-            connection,
+            head,
+            connection.length,
             streamed=verdict.streamed,
             strip_usage=body.stream and not body.wants_usage,
             rename=rename,
-            lines=self._gateway.answer_lines(self._request, step, connection.headers),
+            lines=self._gateway.answer_lines(self._request, step, head.headers),
             close=self._gateway.closing,
         )
         try:
-            life.on_headers(connection.status, self._gateway.monotonic())
+            life.on_headers(head.status, self._gateway.monotonic())
         except Exception as error:  # noqa: BLE001  # as in start
             self._fault(error)
 

@@ -101,6 +101,26 @@ class ClientRequest:
         self.claims: hop.HopClaims | None = None
         self.refusal: Refusal | None = None
 
+    def like(self, model: ClientRequest) -> None:
+        """Take over what an equal head said."""
+        self.target, self.method, self.path, self.task = model.target, model.method, model.path, model.task
+        self.known, self.repeated, self.forward = model.known, model.repeated, model.forward
+        self.label = model.label
+        self.head_done = True
+
+    @property
+    def repeatable(self) -> bool:
+        """True when an equal head may be taken for this one: nothing in it is meant for one message only."""
+        return (
+            self.refusal is None
+            and self.kind is Kind.INFERENCE
+            and self.keep_alive
+            and not self.http10
+            and self.claims is None
+            and self.known.keys().isdisjoint(_ONCE)
+            and self.known.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+        )
+
     @property
     def declared_length(self) -> int | None:
         """Of the body; None when it comes in chunks."""
@@ -116,6 +136,9 @@ class ClientRequest:
     def shown_id(self) -> str:
         """What the client is told as ``x-request-id``: its own label, or our id."""
         return self.label or self.uid
+
+
+_ONCE = frozenset({b"expect", b"transfer-encoding", b"x-headrace-hop"})
 
 
 class _Uids:
@@ -175,6 +198,15 @@ class Reception:
         if request.method != b"POST":
             return _wrong_method(b"POST")
         return self._inference(request, peer)
+
+    def admit_again(self, request: ClientRequest) -> bool:
+        """The same for a head that was let in before: only the key may have changed since. False: judge it in full."""
+        principal = self._auth.principal(request.known.get(b"authorization"), self._clock.wall())
+        if principal is None or not principal.enters_here:
+            return False
+        request.principal = principal
+        request.uid = self._uids.next()
+        return True
 
     def _framing(self, request: ClientRequest) -> Refusal | None:
         """What llhttp lets pass and a proxy must not (rel-S2)."""

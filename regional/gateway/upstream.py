@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from regional.gateway.repeat import MISSES, RepeatedHead
 from regional.request.steps import Outcome
 
 MAX_HEAD_BYTES = 256 * 1024
@@ -25,6 +26,24 @@ _POOL_FORGET_SECONDS = 600.0
 # Chunk size lines that the short way knows: plain lower-case or upper-case hex without leading zeros, as engines write them.
 _SIZES = {b"%x" % n: n for n in range(1, 65536)} | {b"%X" % n: n for n in range(1, 65536)}
 _CONTENT_END = b"\n\n\r\n"
+
+
+class AnswerHead:
+    """Status and headers of one answer; shared by answers whose heads are the same. Never changed."""
+
+    __slots__ = ("chunked", "headers", "keep", "lines", "status")
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], *, chunked: bool, keep: bool) -> None:
+        self.status = status
+        self.headers = headers
+        """Names in lower case."""
+        self.chunked = chunked
+        self.keep = keep
+        self.lines: bytes | None = None
+        """What of it is passed on, once that has been worked out."""
+
+
+_NO_HEAD = AnswerHead(0, [], chunked=False, keep=False)
 
 
 class Owner(Protocol):
@@ -49,21 +68,21 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_between_chunks",
         "_complete",
-        "_head_done",
+        "_fields",
         "_head_told",
         "_interim",
-        "_keep",
+        "_misses",
         "_parser",
         "_pieces",
+        "_repeated",
+        "_repeated_head",
         "_silent",
-        "chunked",
-        "headers",
+        "head",
         "idle_since",
         "length",
         "owner",
         "pool",
         "reused",
-        "status",
         "transport",
     )
 
@@ -75,25 +94,25 @@ class UpstreamConnection(asyncio.Protocol):
         """This is not the connection's first request: that it is closed may be news only to us (case-R10)."""
         self.idle_since: float | None = None
         """When the pool first saw it idle; read at the pool's pace, so that a request need not ask for the time."""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.status = 0
+        self.head = _NO_HEAD
         self.length: int | None = None
-        self.chunked = False
+        """Declared length of the body."""
         self._parser = httptools.HttpResponseParser(self)
+        self._fields: list[tuple[bytes, bytes]] = []
         self._pieces: list[bytes] = []
+        self._repeated: RepeatedHead | None = None
+        self._repeated_head = _NO_HEAD
+        self._misses = 0
         self._reset()
 
     def _reset(self) -> None:
-        self.headers = []
+        self.head = _NO_HEAD
         self.length = None
-        self.chunked = False
         self._silent = 0
         self._interim = False
-        self._head_done = False
         self._head_told = False
         self._between_chunks = False
         self._complete = False
-        self._keep = False
 
     # What the owner does
 
@@ -112,14 +131,14 @@ class UpstreamConnection(asyncio.Protocol):
         """The owner has seen enough of this answer. When all of it is here the connection is kept, else closed."""
         self.owner = None
         if self._complete:
-            self.pool.release(self, reusable=self._keep)
+            self.pool.release(self, reusable=self.head.keep)
         else:
             self.transport.abort()
 
     @property
     def answered(self) -> bool:
         """True when a byte of the present answer has come."""
-        return self._silent > 0 or self._head_done or self._interim
+        return self._silent > 0 or self.head is not _NO_HEAD or self._interim
 
     # asyncio.Protocol
 
@@ -149,6 +168,17 @@ class UpstreamConnection(asyncio.Protocol):
             ):
                 owner.relay_chunk(data)
                 return
+        begins = self.head is _NO_HEAD and not self._silent and not self._interim
+        if begins and self._repeated is not None:
+            start = self._repeated.body_start(data)
+            if start > 0:
+                self.head = self._repeated_head
+                self.length = len(data) - start
+                self._pieces.append(data[start:])
+                self._complete = True
+                self._misses = 0
+                self._tell(data)
+                return
         self._silent += len(data)
         try:
             self._parser.feed_data(data)
@@ -161,11 +191,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self._silent > MAX_HEAD_BYTES:
             self._fail(Outcome.BAD_RESPONSE, "head or framing too long")
             return
+        if begins and self._complete and self._misses < MISSES:
+            self._misses += 1
+            if self.head.status == 200 and self.head.keep and self.length:
+                self._repeated = RepeatedHead.of(data[: data.find(b"\r\n\r\n") + 4])
+                self._repeated_head = self.head
         self._tell(data)
 
     def _tell(self, data: bytes) -> None:
         owner = self.owner
-        if owner is None or not self._head_done:
+        if owner is None or self.head is _NO_HEAD:
             return
         if not self._head_told:
             self._head_told = True
@@ -179,7 +214,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return
         if self._complete:
             self.owner = None
-            self.pool.release(self, reusable=self._keep)
+            self.pool.release(self, reusable=self.head.keep)
             owner.on_complete()
         elif not data.endswith(b"\r\n"):
             self._between_chunks = False  # a size line may have begun
@@ -196,7 +231,7 @@ class UpstreamConnection(asyncio.Protocol):
         if not self.answered:
             stale = self.reused
             owner.on_broken(Outcome.STALE_CONNECTION if stale else Outcome.RESET, "closed before an answer")
-        elif self._head_done and not self.chunked and self.length is None and exc is None:
+        elif self.head is not _NO_HEAD and not self.head.chunked and self.length is None and exc is None:
             owner.on_complete()  # the end of the connection is the end of the body
         else:
             owner.on_broken(Outcome.RESET, "closed in the middle of an answer")
@@ -216,26 +251,24 @@ class UpstreamConnection(asyncio.Protocol):
     # httptools: only notes what came; telling the owner waits until the parser has returned
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_done:
+        if self.head is not _NO_HEAD:
             return  # a trailer
         name = name.lower()
         if name == b"content-length":
             self.length = int(value)
-        elif name == b"transfer-encoding":
-            self.chunked = True
-        self.headers.append((name, value))
+        self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._silent = 0
+        fields, self._fields = self._fields, []
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self._interim = True
-            self.headers = []
+            self.length = None
             return
-        self.status = status
-        self._head_done = True
-        self._between_chunks = self.chunked
-        self._keep = self._parser.should_keep_alive()
+        chunked = any(name == b"transfer-encoding" for name, _ in fields)
+        self._between_chunks = chunked
+        self.head = AnswerHead(status, fields, chunked=chunked, keep=self._parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
         self._silent = 0
@@ -249,7 +282,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._between_chunks = True
 
     def on_message_complete(self) -> None:
-        if not self._head_done:
+        if self.head is _NO_HEAD:
             return  # an interim answer
         self._complete = True
 
