@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from controlplane.publish.frames import delta_frame, full_frames, heartbeat_frame, observed_frame
-from controlplane.publish.subscription import Closed, Subscription
+from controlplane.publish.subscription import QUEUE_BYTES, Closed, Subscription
 from controlplane.registry.catalogue import Catalogue, ObjectChange
 from controlplane.registry.history import RegionHistory, Start
 from fleet.capacity import RegionObserved
@@ -22,6 +22,7 @@ MAX_DELTA_BYTES = 3 * 1024 * 1024
 HEARTBEAT_SECONDS = 1.0
 STALE_FEED_SECONDS = 3.0
 """After this long without the database nobody is told any more that what they have is current."""
+CATCH_UP_SECONDS = 3.0
 _RETRY_SECONDS = 1.0
 
 _log = get_logger("publish")
@@ -36,6 +37,10 @@ class Feed(Protocol):
 
     async def changes_since(self, at: IntentVersion) -> list[tuple[IntentVersion, list[ObjectChange]]]:
         """The versions after ``at``, in order, each with what it changed. Raises StaleVersion when ``at`` is not in history."""
+        ...
+
+    async def head(self) -> IntentVersion:
+        """The newest version there is."""
         ...
 
     async def wait(self, at: IntentVersion, timeout_seconds: float) -> bool:
@@ -67,17 +72,21 @@ class Publisher:
         *,
         on_health: Callable[[bool, str], None] = lambda ok, why: None,
         poll_seconds: float = 1.0,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
+        """``on_health(ok, why)`` is told whether intent can be read. ``queue_bytes`` may wait for a reader; more ends its watch."""
         self._feed = feed
         self._secrets = secrets
         self._clock = clock
         self._on_health = on_health
         self._poll_seconds = poll_seconds
+        self._queue_bytes = queue_bytes
         self._catalogue: Catalogue | None = None
         self._channels: dict[str, _Channel] = {}
         self._observed: dict[str, bytes] = {}
         self._read_at = float("-inf")
         self._stopping = False
+        self._moved = asyncio.Condition()
 
     @property
     def head(self) -> IntentVersion:
@@ -111,12 +120,27 @@ class Publisher:
             self._stopping = True
             self._close_all(Closed.STOPPING)
 
+    async def catch_up(self, have: IntentVersion) -> None:
+        """Before serving a router that holds more than this copy: it may come from another copy that was quicker to read.
+
+        Raises Unavailable when the database cannot say so; what the router has is then better than what we have.
+        """
+        if have.version == 0 or have.order <= self.head.order:
+            return
+        newest = await self._feed.head()
+        try:
+            async with asyncio.timeout(CATCH_UP_SECONDS), self._moved:
+                while self.head.order < newest.order:
+                    await self._moved.wait()
+        except TimeoutError:
+            raise Unavailable("this copy is behind the database") from None
+
     def open(self, region: str, have: IntentVersion) -> Opening:
         """Begin a watch. Raises Unavailable before the first load and while stopping. :meth:`release` must follow."""
         if self._stopping:
             raise Unavailable("this control plane is stopping")
         channel = self._channel(region)
-        subscription = Subscription(region)
+        subscription = Subscription(region, max_bytes=self._queue_bytes)
         start, delta = channel.history.start(have)
         # Chosen and subscribed in one step of the loop, so that no version falls between the two.
         first: Awaitable[tuple[bytes, ...]]
@@ -170,6 +194,7 @@ class Publisher:
         at, objects = await self._feed.load()
         catalogue = await asyncio.to_thread(Catalogue, at, objects, self._secrets)
         self._catalogue = catalogue
+        await self._tell_moved()
         _log.info("intent_loaded", epoch=at.epoch, version=at.version, objects=len(objects))
 
     async def _advance(self, catalogue: Catalogue) -> None:
@@ -186,7 +211,12 @@ class Publisher:
                         watcher.close(Closed.RESYNC)
                     else:
                         watcher.offer_delta(frame)
+            await self._tell_moved()
             await asyncio.sleep(0)  # many versions at once must not keep others waiting
+
+    async def _tell_moved(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
 
     async def _beat(self) -> None:
         while True:

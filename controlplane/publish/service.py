@@ -11,7 +11,7 @@ import grpc
 
 from controlplane.intake.router_tokens import Ended, Grant, RouterRefused, RouterTokens
 from controlplane.publish.publisher import Publisher
-from controlplane.publish.subscription import Closed
+from controlplane.publish.subscription import Closed, Subscription
 from controlplane.registry.history import Start
 from fleet.capacity import FleetEvent
 from fleet.clock import Clock
@@ -85,6 +85,7 @@ class SnapshotService:
     async def _serve(self, request: snapshot_pb2.WatchRequest, grant: Grant, context: _Context) -> None:
         have = version_from_wire(request.have)
         try:
+            await self._publisher.catch_up(have)
             subscription, start, first = self._publisher.open(grant.region, have)
         except Unavailable as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
@@ -98,12 +99,11 @@ class SnapshotService:
             if start in _EVENTS:
                 self._note(start, request.router_uid[:64], grant.region, have)
             for frame in await first:
-                if not await self._send(frame, subscription.closed, context):
-                    subscription.close(Closed.SLOW)
+                await self._send(frame, subscription, context)
+                if subscription.closed.done():
                     break
             while (next_frame := await subscription.next()) is not None:
-                if not await self._send(next_frame, subscription.closed, context):
-                    subscription.close(Closed.SLOW)
+                await self._send(next_frame, subscription, context)
             why = subscription.closed.result()
             _log.info("watch_closed", router=request.router_uid, region=grant.region, why=why.value)
             await context.abort(*_STATUS[why])
@@ -117,17 +117,21 @@ class SnapshotService:
         event = FleetEvent(str(uuid4()), reason, message, "region", region, region, "warning", self._clock.wall())
         self._record(event)
 
-    async def _send(self, frame: bytes, closed: asyncio.Future[Closed], context: _Context) -> bool:
-        """False when the router does not take the message in time, or the watch has been closed meanwhile."""
+    async def _send(self, frame: bytes, subscription: Subscription, context: _Context) -> None:
+        """Send one message. A router that does not take it in time gets nothing more, and nothing more is kept for it.
+
+        gRPC cannot send a status past a message that waits, so the call itself ends when the router reads on (and learns why)
+        or its connection goes.
+        """
         write = asyncio.ensure_future(context.write(frame))
         try:
-            done, _ = await asyncio.wait(
-                (write, closed), timeout=self._write_seconds, return_when=asyncio.FIRST_COMPLETED
+            await asyncio.wait(
+                (write, subscription.closed), timeout=self._write_seconds, return_when=asyncio.FIRST_COMPLETED
             )
-            if write in done:
-                write.result()
-                return True
-            return False
+            if not write.done():
+                subscription.close(Closed.SLOW)
+                self._publisher.release(subscription)
+            await write
         finally:
             if not write.done():
                 write.cancel()

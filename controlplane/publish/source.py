@@ -31,6 +31,9 @@ class StoreFeed:
             for change in changes
         ]
 
+    async def head(self) -> IntentVersion:
+        return await self._feed.head()
+
     async def wait(self, at: IntentVersion, timeout_seconds: float) -> bool:
         # What the feed saw last may be behind what has been read since; waiting for that to change never spins.
         self._last_seen = await self._feed.wait(self._last_seen or at, timeout_seconds)

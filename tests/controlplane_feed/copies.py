@@ -49,6 +49,14 @@ BASIC: tuple[IntentObject, ...] = (
 )
 
 
+async def eventually(holds: Callable[[], bool], timeout: float = TIMEOUT) -> None:
+    """Wait for something that no event tells of."""
+    deadline = asyncio.get_running_loop().time() + timeout
+    while not holds():
+        assert asyncio.get_running_loop().time() < deadline, "it did not come about"
+        await asyncio.sleep(0.02)
+
+
 class Store:
     """Writes intent and tokens as the REST API does, straight to the database."""
 
