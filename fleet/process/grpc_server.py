@@ -37,7 +37,7 @@ def server_options(*, reuse_port: bool = False) -> _Options:
     """Options of every server. Connections are renewed every half hour, so that load spreads and certificates rotate."""
     return [
         *_LIMITS,
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", SERVER_PERMITS_PING_SECONDS * 1000),
+        ("grpc.http2.min_ping_interval_without_data_ms", SERVER_PERMITS_PING_SECONDS * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", CLIENT_PING_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", CLIENT_PING_TIMEOUT_SECONDS * 1000),
