@@ -22,8 +22,6 @@ from controlplane.api.schemas import Models
 from controlplane.api.watch import watch_routes
 from controlplane.api.work import Work
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-
 
 def build_api(context: ApiContext, routers: Iterable[APIRouter] = ()) -> FastAPI:
     """The application: all resources, ``apply``, records, ``watch``; and ``routers``, whose routes need an ``access`` of their own.
@@ -39,9 +37,8 @@ def build_api(context: ApiContext, routers: Iterable[APIRouter] = ()) -> FastAPI
         openapi_url=None,
         redirect_slashes=False,
         dependencies=[Depends(authorise)],
-        max_body_size=MAX_BODY_BYTES,
     )
-    authenticator = Authenticator(context.database, context.secrets, context.clock, context.bootstrap_admin_token)
+    authenticator = Authenticator(context)
     work = Work(context)
     models = [Models(kind) for kind in API_KINDS.values()]
     for kind_models in models:

@@ -10,22 +10,21 @@ import hmac
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from fastapi import Request
 from sqlalchemy import exists, or_, select
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from controlplane.api.context import ApiContext
 from controlplane.api.problems import Problem, as_problem, problem_response
-from controlplane.secrets import DeploymentSecrets
-from controlplane.store.database import Database
 from controlplane.tables import AdminToken
-from fleet.clock import Clock
 from fleet.process.health import HEALTH_PATHS
 
 MAX_TOKEN_CHARS = 512
+MAX_BODY_BYTES = 16 * 1024 * 1024
 PUBLIC_PATHS = frozenset({*HEALTH_PATHS, "/metrics", "/openapi.json", "/docs", "/api/v1/version"})
 """What anybody may ask: nothing of it depends on who asks or shows what users have written."""
 
@@ -97,24 +96,22 @@ def authorise(request: Request) -> None:
 class Authenticator:
     """Knows tokens by their digests. One indexed query a call, so a revoked token is refused at once."""
 
-    def __init__(self, database: Database, secrets: DeploymentSecrets, clock: Clock, bootstrap_token: str = "") -> None:
-        """``bootstrap_token`` is an admin as long as there is no valid admin token."""
-        self._database = database
-        self._secrets = secrets
-        self._clock = clock
-        self._bootstrap = bootstrap_token
+    def __init__(self, context: ApiContext) -> None:
+        """Its bootstrap token is an admin as long as there is no valid admin token."""
+        self._context = context
 
     async def who(self, token: str) -> Principal | None:
         """The token's owner; None for one that is unknown, revoked or expired. Raises DatabaseUnavailable."""
-        digests = self._secrets.token_digests(token)
-        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        digests = self._context.secrets.token_digests(token)
+        now = self._context.now()
         valid = or_(AdminToken.expires_at.is_(None), AdminToken.expires_at > now)
-        async with self._database.read() as session:
+        async with self._context.database.read() as session:
             found = select(AdminToken.uid, AdminToken.name, AdminToken.role, AdminToken.region)
             row = (await session.execute(found.where(AdminToken.digest.in_(digests), valid))).first()
             if row is not None:
                 return Principal(row.uid, row.name, Role(row.role), row.region or "")
-            if not self._bootstrap or not hmac.compare_digest(token.encode(), self._bootstrap.encode()):
+            bootstrap = self._context.bootstrap_admin_token
+            if not bootstrap or not hmac.compare_digest(token.encode(), bootstrap.encode()):
                 return None
             admins = select(exists().where(AdminToken.role == Role.ADMIN.value, valid))
             if (await session.execute(admins)).scalar_one():
@@ -158,19 +155,42 @@ class Gate:
         if scope["path"] not in self._public:
             try:
                 state["principal"] = await self._caller(scope)
+                _bounded(scope)
             except Exception as error:
                 problem = as_problem(error)
                 if problem.slug == "internal":
                     raise
                 await problem_response(problem, scope["path"], own_id)(scope, receive, send_marked)
                 return
-        await self._app(scope, receive, send_marked)
+        await self._app(scope, _counted(receive), send_marked)
 
     async def _caller(self, scope: Scope) -> Principal:
         found = await self._authenticator.who(bearer(scope))
         if found is None:
             raise _refused("the token is not known, revoked or expired")
         return found
+
+
+def _bounded(scope: Scope) -> None:
+    """Raises Problem (413) for a body that says itself that it is too large."""
+    said = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
+    if any(value.isdigit() and int(value) > MAX_BODY_BYTES for value in said):
+        raise Problem("too-large", f"a body has at most {MAX_BODY_BYTES} bytes")
+
+
+def _counted(receive: Receive) -> Receive:
+    """``receive`` that gives up on a body that turns out too large."""
+    total = 0
+
+    async def counted() -> Message:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        if total > MAX_BODY_BYTES:
+            raise HTTPException(413, f"a body has at most {MAX_BODY_BYTES} bytes")
+        return message
+
+    return counted
 
 
 def bearer(scope: Scope) -> str:

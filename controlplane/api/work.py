@@ -170,7 +170,7 @@ class Work:
             if claim is not None:
                 headers = {k: v for k, v in response.headers.items() if k not in ("content-length", "content-type")}
                 await self._idempotency.finish(session, claim, Answer(reply.status, headers, bytes(response.body)))
-            if tx.upserts or tx.removals:
+            if tx.touched:  # also for what routers are not told of: a resource version is never given twice
                 await self._context.feed.record(
                     session, upserts=list(tx.upserts.values()), removals=tx.removals, head=head
                 )
