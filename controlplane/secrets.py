@@ -45,9 +45,12 @@ def _raw(sealed: str, context: str) -> bytes:
     if not sealed.startswith(_SEAL_PREFIX):
         raise SealBroken(f"{context}: not a sealed value")
     try:
-        return base64.urlsafe_b64decode(sealed[len(_SEAL_PREFIX) :])
+        raw = base64.urlsafe_b64decode(sealed[len(_SEAL_PREFIX) :])
     except ValueError:
-        raise SealBroken(f"{context}: damaged") from None
+        raw = b""
+    if len(raw) <= _NONCE_BYTES:
+        raise SealBroken(f"{context}: damaged")
+    return raw
 
 
 class DeploymentSecrets:
