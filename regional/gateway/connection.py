@@ -223,7 +223,8 @@ class ClientConnection(asyncio.Protocol):
             request.refusal = self._gateway.reception.judge(request, self.peer)
         if request.refusal is not None:
             length = request.declared_length
-            if length is None or length > SMALL_BODY_BYTES or request.expects_continue:
+            unclear = request.refusal is errors.MALFORMED
+            if unclear or length is None or length > SMALL_BODY_BYTES or request.expects_continue:
                 self._stop_at(request)
         elif request.expects_continue and self.exchange is None and not self._waiting:
             self.transport.write(_CONTINUE)
@@ -297,7 +298,7 @@ class ClientConnection(asyncio.Protocol):
         """The present answer has been written whole. Without ``keep`` the connection closes once it is sent."""
         self.exchange = None
         self._since = self._gateway.now
-        if not keep:
+        if not keep or (self._gateway.closing and not self._waiting):
             self._close()
         elif self._waiting:
             self._start_next()

@@ -16,13 +16,15 @@ from regional.request.steps import RequestRecord, Step
 from tests.gateway.parts import ListCore, NoOrigins, RawClient, RawUpstream, Reply, Script, answer_ok, intent_with
 
 
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], object]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+StartUpstream = Callable[..., Awaitable[RawUpstream]]
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[Callable[..., Awaitable[RawUpstream]]]:
+async def upstream() -> AsyncIterator[StartUpstream]:
     """Starts engines of scripted bytes."""
     started: list[RawUpstream] = []
 

@@ -104,6 +104,9 @@ class ListLife:
         self.calls.append("first_byte")
         self.first_byte = now
 
+    def note_progress(self, now: float) -> None:
+        self.calls.append("progress")
+
     def on_attempt_failed(self, result: AttemptResult, now: float) -> Step:
         self.calls.append("failed")
         self.results.append(result)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from regional.request.steps import Outcome
-from tests.gateway.conftest import StartGateway
+from tests.gateway.conftest import StartGateway, StartUpstream
 from tests.gateway.parts import DONE, KEY, OK_JSON, Wire, chat, post, to, token, usage_event
 
 
-async def test_a_plain_request_is_relayed_unchanged(start_gateway: StartGateway, upstream) -> None:
+async def test_a_plain_request_is_relayed_unchanged(start_gateway: StartGateway, upstream: StartUpstream) -> None:
     engine = await upstream()
     run = await start_gateway(to(engine, key="engine-key"))
     body = b'{ "messages" : [], "model":"m", "unknown": {"a": [1, 2.50]} }'
@@ -33,7 +33,7 @@ async def test_a_plain_request_is_relayed_unchanged(start_gateway: StartGateway,
     assert (record.usage.prompt_tokens, record.usage.completion_tokens) == (5, 2)
 
 
-async def test_a_stream_is_relayed_event_by_event(start_gateway: StartGateway, upstream) -> None:
+async def test_a_stream_is_relayed_event_by_event(start_gateway: StartGateway, upstream: StartUpstream) -> None:
     events = [token("a"), token("b"), token("", "stop"), usage_event(), DONE]
 
     async def script(wire: Wire) -> None:
