@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Protocol
 
 from headrace.simulated_engine.scheduler import ContinuousBatching, Sequence
@@ -34,6 +35,7 @@ class EngineLoop:
         self._streams = 0
         self._last_wake = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
 
     def submit(self, sequence: Sequence, listener: Listener) -> None:
         """Queue a sequence; its listener hears of it until it is finished or aborted. Raises ValueError as the scheduler."""
@@ -93,10 +95,18 @@ class EngineLoop:
             step_end = self.scheduler.next_step_end()
             assert step_end is not None
             at = min(at, max(step_end, self._last_wake + self._interval))
+        if at is not None:
+            # Loops count in milliseconds: one rounded down would wake too early, again and again.
+            at = math.ceil(at * 1000) / 1000
         if self._timer is not None:
-            if at is not None and abs(self._timer.when() - at) < 1e-9:
+            if at == self._timer_at:
                 return
             self._timer.cancel()
             self._timer = None
+        self._timer_at = at
         if at is not None:
-            self._timer = self._loop.call_at(at, self.advance)
+            self._timer = self._loop.call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = self._timer_at = None
+        self.advance()

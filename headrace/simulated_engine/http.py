@@ -126,6 +126,8 @@ class Connection(asyncio.Protocol):
             self._refuse(400, b'{"error":"no upgrades here"}')
         except httptools.HttpParserError:
             self._refuse(400, b'{"error":"not HTTP"}')
+        else:
+            self._next()
 
     def eof_received(self) -> bool:
         return False
@@ -172,14 +174,10 @@ class Connection(asyncio.Protocol):
         method = self._parser.get_method().decode("ascii")
         path = self._url.decode("latin-1").partition("?")[0]
         keep = bool(self._parser.should_keep_alive())
-        exchange = Exchange(self, method, path, self._headers, b"".join(self._body), keep)
-        if self._current is None:
-            self._current = exchange
-            self._handler(exchange)
-        else:
-            self._queue.append(exchange)
-            if len(self._queue) > _MAX_PIPELINED:
-                self.abort()
+        # Handled when the parser is done with this piece: its callbacks swallow what a handler raises.
+        self._queue.append(Exchange(self, method, path, self._headers, b"".join(self._body), keep))
+        if len(self._queue) > _MAX_PIPELINED:
+            self.abort()
 
     # --- used by exchanges and the server -----------------------------------------------------------------------------
 
@@ -189,9 +187,13 @@ class Connection(asyncio.Protocol):
 
     def finished(self, keep_alive: bool) -> None:
         self._current = None
-        if not keep_alive:
+        if keep_alive:
+            self._next()
+        else:
             self.close()
-        elif self._queue:
+
+    def _next(self) -> None:
+        if self._current is None and self._queue and not self._closing:
             self._current = self._queue.popleft()
             self._handler(self._current)
 
