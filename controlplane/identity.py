@@ -7,6 +7,7 @@ former holder still reports it is a conflict, and nothing changes.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,15 +18,19 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.api.audit import AuditDraft, append
+from controlplane.api.auth import Principal, Role
+from controlplane.api.holds import hold_name
 from controlplane.secrets import DeploymentSecrets
 from controlplane.store.database import Database
 from controlplane.store.intent import IntentFeed
+from controlplane.store.resources import resource_version
 from controlplane.tables import InventoryItem, JoinToken, Resource, Status
 from fleet.clock import Clock
 from fleet.errors import HeadraceError
 from fleet.resources.base import NAME_PATTERN
 from fleet.resources.translate import HOLD_KIND
-from fleet.snapshot import IntentObject
+from fleet.snapshot import IntentObject, IntentVersion
 from fleet.tenancy import matches
 from fleet.wire.identity import LIFETIME_SECONDS, InvalidIdentity, NodeIdentity, sign_identity, verify_identity
 
@@ -50,9 +55,11 @@ class Refusal(StrEnum):
 
 
 class JoinRefused(HeadraceError):
-    def __init__(self, why: Refusal, text: str) -> None:
+    def __init__(self, why: Refusal, text: str, token: tuple[str, str] | None = None) -> None:
+        """``token``: uid and name of the token that was shown, when there is such a token."""
         super().__init__(text)
         self.why = why
+        self.token = token
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,8 @@ class Joins:
         self._feed = feed
         self._secrets = secrets
         self._clock = clock
+        self._turn = asyncio.Lock()
+        """Writers take turns in the database anyway; queueing here leaves its connections to others."""
 
     async def join(self, request: JoinRequest) -> Joined:
         """Raises JoinRefused (nothing has changed then), or Unavailable."""
@@ -102,15 +111,40 @@ class Joins:
             raise JoinRefused(Refusal.INVALID, f"a node has at most {_MAX_GPUS} GPUs")
         if request.identity:
             return await self._renew(request)
-        async with self._database.write() as session:
-            await self._feed.lock(session)
-            await self._check_zone(session, request)
-            token = await self._usable_token(session, request)
-            node, before = await self._find(session, request)
-            retired = await self._clear_place(session, request, node)
-            await self._consume(session, token)
-            node = await self._admit(session, request, node, before, retired)
-        return self._signed(node, request, tuple(r.name for r in retired))
+        async with self._turn:
+            return await self._join(request)
+
+    async def _join(self, request: JoinRequest) -> Joined:
+        try:
+            async with self._database.write() as session:
+                head = await self._feed.lock(session)
+                await self._check_zone(session, request)
+                token = await self._usable_token(session, request)
+                known = await self._find(session, request)
+                retired = await self._clear_place(session, request, known)
+                await self._consume(session, token)
+                version = resource_version(IntentVersion(head.epoch, head.version + 1))
+                node = await self._admit(session, request, known, retired, version)
+                names = [r.name for r in retired]
+                await self._audit(session, request, token.uid, token.name, {"retired": names}, 200)
+        except JoinRefused as error:
+            if error.token is not None:
+                # A guess is not worth an entry; the misuse of a token that exists is.
+                async with self._database.write() as session:
+                    await self._feed.lock(session)
+                    await self._audit(session, request, *error.token, {"refused": str(error)}, 401)
+            raise
+        return self._signed(node, request, tuple(names))
+
+    async def _audit(
+        self, session: AsyncSession, request: JoinRequest, uid: str, name: str, detail: dict[str, object], outcome: int
+    ) -> None:
+        who = Principal(uid, name, Role.ROUTER, request.region)
+        place = {"zone": request.zone[:256], "region": request.region}
+        draft = AuditDraft(
+            self._now(), who, "join", "node", request.node_name, outcome, uuid4().hex, {**place, **detail}
+        )
+        await append(session, draft)
 
     async def _renew(self, request: JoinRequest) -> Joined:
         now = self._clock.wall()
@@ -157,7 +191,9 @@ class Joins:
         )
         if token is None or not good:
             raise JoinRefused(
-                Refusal.TOKEN, "the join token is not known, used up, expired, or not for this node and zone"
+                Refusal.TOKEN,
+                "the join token is not known, used up, expired, or not for this node and zone",
+                None if token is None else (token.uid, token.name),
             )
         return token
 
@@ -172,14 +208,9 @@ class Joins:
         if (await session.execute(statement)).one_or_none() is None:
             raise JoinRefused(Refusal.TOKEN, "the join token has been used up")
 
-    async def _find(self, session: AsyncSession, request: JoinRequest) -> tuple[Resource | None, str]:
-        """The node that is coming back, and by what it is known: ``uid``, ``name`` or (nobody) empty."""
-        if request.node_uid:
-            known = await _live(session, Resource.kind == "node", Resource.uid == request.node_uid)
-            if known is not None and known.name == request.node_name:
-                return known, "uid"
-        known = await _live(session, Resource.kind == "node", Resource.name == request.node_name)
-        return known, "name" if known is not None else ""
+    async def _find(self, session: AsyncSession, request: JoinRequest) -> Resource | None:
+        """The node that is coming back, or that somebody has written down; None for a new one."""
+        return await _live(session, Resource.kind == "node", Resource.name == request.node_name)
 
     async def _clear_place(self, session: AsyncSession, request: JoinRequest, node: Resource | None) -> list[Resource]:
         """Nodes that this one replaces. Raises JoinRefused when one of them, or the holder of its name, is alive."""
@@ -218,8 +249,8 @@ class Joins:
         session: AsyncSession,
         request: JoinRequest,
         node: Resource | None,
-        known_by: str,
         retired: Sequence[Resource],
+        version: str,
     ) -> Resource:
         """Write the node down, retire those it replaces, and publish the change (if there is any)."""
         now = self._now()
@@ -234,7 +265,7 @@ class Joins:
                 annotations={},
                 spec={"zone": request.zone},
                 generation=1,
-                resource_version=uuid4().hex,
+                resource_version=version,
                 created_at=now,
                 updated_at=now,
             )
@@ -248,13 +279,13 @@ class Joins:
                 )
             node.spec = {**node.spec, "zone": request.zone}
             node.generation += 1
-            node.resource_version, node.updated_at = uuid4().hex, now
+            node.resource_version, node.updated_at = version, now
             upserts.append(_published(node))
         removals = [(old.kind, old.uid) for old in retired]
         for old in retired:
             old.deleted_at = old.updated_at = now
-            old.resource_version = uuid4().hex
-            upserts.extend(await _move_holds(session, old.uid, node.uid, now))
+            old.resource_version = version
+            upserts.extend(await _move_holds(session, old.uid, node.uid, now, version))
         gone = [old.uid for old in retired]
         if gone:
             keys = (await session.execute(select(InventoryItem.uid).where(InventoryItem.node_uid.in_(gone)))).scalars()
@@ -274,17 +305,15 @@ async def _live(session: AsyncSession, *conditions: ColumnElement[bool]) -> Reso
     return (await session.execute(statement)).scalars().first()
 
 
-async def _move_holds(session: AsyncSession, old: str, new: str, now: datetime) -> list[IntentObject]:
+async def _move_holds(session: AsyncSession, old: str, new: str, now: datetime, version: str) -> list[IntentObject]:
     """An operator's cordon or drain stays on the machine, whatever uid it has."""
-    statement = select(Resource).where(Resource.kind == HOLD_KIND, Resource.deleted_at.is_(None))
-    moved = []
-    for hold in (await session.execute(statement)).scalars():
-        if hold.spec.get("target") == old:
-            hold.spec = {**hold.spec, "target": new}
-            hold.generation += 1
-            hold.resource_version, hold.updated_at = uuid4().hex, now
-            moved.append(_published(hold))
-    return moved
+    hold = await _live(session, Resource.kind == HOLD_KIND, Resource.name == hold_name("node", old))
+    if hold is None:
+        return []
+    hold.name, hold.spec = hold_name("node", new), {**hold.spec, "target": new}
+    hold.generation += 1
+    hold.resource_version, hold.updated_at = version, now
+    return [_published(hold)]
 
 
 def _published(row: Resource) -> IntentObject:

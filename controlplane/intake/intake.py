@@ -24,6 +24,7 @@ from controlplane.intake.writer import (
     write_nodes,
     write_reports,
     write_status,
+    write_unknown,
 )
 from controlplane.registry.inventory import items_of, signature
 from controlplane.registry.reports import Held, ReportBook, region_observed
@@ -245,6 +246,10 @@ class Intake:
                 severity = "info" if alive else "warning"
                 event = FleetEvent(str(uuid4()), reason, message, "region", region, region, severity, wall)
                 await write_events(session, [event], wall)
+            if not alive:
+                await write_unknown(session, region, wall)
+        if not alive:
+            self._written.clear()  # its nodes are written down anew as soon as somebody reports them again
 
     async def _purge(self) -> None:
         async with self._database.write() as session:

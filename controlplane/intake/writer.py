@@ -13,7 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.intake.rows import report_body
 from controlplane.registry.inventory import KEEP_SECONDS, Item, items_of
-from controlplane.registry.status import Condition, endpoint_conditions, gpu_conditions, merged, node_conditions
+from controlplane.registry.status import (
+    Condition,
+    as_seen,
+    endpoint_conditions,
+    gpu_conditions,
+    merged,
+    node_conditions,
+)
 from controlplane.tables import Event, InventoryItem, RegionReportRow, Status
 from fleet.capacity import FleetEvent, InventoryNode, RegionReport
 
@@ -23,6 +30,7 @@ ROW_KEEP_SECONDS = 3600.0
 """Reports stay in the table for a while after they stop counting, so that an old one cannot come back as news."""
 
 _Key = tuple[str, str]
+_BATCH = 5000
 _INVENTORY_LOCK = 0x696E7674  # "invt": the advisory lock's number
 
 
@@ -222,10 +230,37 @@ async def write_status(
     return [c for c in new if before.get(c["type"]) != c["status"]]
 
 
+async def write_unknown(session: AsyncSession, region: str, wall: float) -> None:
+    """Nobody reports on ``region`` any more: what was last seen there may or may not still be so."""
+    there = select(InventoryItem.kind, InventoryItem.uid).where(InventoryItem.region == region)
+    keys = {(k, u) for k, u in await session.execute(there)}
+    known = await _statuses(session, keys)
+    await _delete(session, Status, known)
+    rows = [
+        {
+            "kind": kind,
+            "uid": uid,
+            "conditions": merged(conditions, as_seen(conditions, False), rfc3339(wall)),
+            "observed": {},
+            "updated_at": moment(wall),
+        }
+        for (kind, uid), conditions in known.items()
+    ]
+    if rows:
+        await session.execute(insert(Status), rows)
+
+
 async def _statuses(session: AsyncSession, keys: Collection[_Key]) -> dict[_Key, list[Any]]:
-    uids = sorted({uid for _, uid in keys})
-    rows = await session.execute(select(Status.kind, Status.uid, Status.conditions).where(Status.uid.in_(uids)))
-    return {(r.kind, r.uid): r.conditions for r in rows if (r.kind, r.uid) in keys}
+    found: dict[_Key, list[Any]] = {}
+    for uids in _batches(sorted({uid for _, uid in keys})):
+        rows = await session.execute(select(Status.kind, Status.uid, Status.conditions).where(Status.uid.in_(uids)))
+        found.update({(r.kind, r.uid): r.conditions for r in rows if (r.kind, r.uid) in keys})
+    return found
+
+
+def _batches(uids: list[str]) -> Iterable[list[str]]:
+    """A statement takes a bounded number of values."""
+    return (uids[start : start + _BATCH] for start in range(0, len(uids), _BATCH))
 
 
 async def _delete(session: AsyncSession, table: type[InventoryItem | Status], keys: Iterable[_Key]) -> None:
@@ -233,5 +268,6 @@ async def _delete(session: AsyncSession, table: type[InventoryItem | Status], ke
     for kind, uid in keys:
         by_kind.setdefault(kind, []).append(uid)
     for kind, uids in by_kind.items():
-        statement = delete(table).where(table.kind == kind, table.uid.in_(uids))
-        await session.execute(statement.execution_options(synchronize_session=False))
+        for batch in _batches(uids):
+            statement = delete(table).where(table.kind == kind, table.uid.in_(batch))
+            await session.execute(statement.execution_options(synchronize_session=False))

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from sqlalchemy import insert, select, update
 
+from controlplane.api import audit
 from controlplane.identity import Joined, JoinRefused, JoinRequest, Joins, Refusal
 from controlplane.tables import Event, InventoryItem, JoinToken, Resource
 from fleet.clock import ManualClock
@@ -161,7 +162,9 @@ async def test_case_g11_a_machine_under_a_new_name_takes_the_place_of_the_silent
     first = await desk.join("eu-9", gpu_uuids=GPUS)
     await desk.reports(first, ago=600)
     uid = first.identity.node_uid
-    await desk.store.write([obj("hold", "h-1", target_kind="node", target=uid, state="cordoned", reason="fan")])
+    await desk.store.write(
+        [obj("hold", "h-1", f"node.{uid}", target_kind="node", target=uid, state="cordoned", reason="fan")]
+    )
     before = await desk.store.feed.head()
     second = await desk.join("eu-10", gpu_uuids=GPUS)
     assert second.identity.node_uid != uid
@@ -174,6 +177,7 @@ async def test_case_g11_a_machine_under_a_new_name_takes_the_place_of_the_silent
     assert change.removals == (("node", uid),)
     moved = {o.kind: o for o in change.upserts}
     assert moved["hold"].spec["target"] == second.identity.node_uid
+    assert moved["hold"].name == f"node.{second.identity.node_uid}"
 
 
 @pytest.mark.parametrize("name", ["eu-9", "eu-10"], ids=["same-name", "same-gpus"])
@@ -251,6 +255,17 @@ async def test_joins_through_a_router_reach_the_snapshot_and_refusals_are_record
     assert ("NodeJoined", "eu-9") in {(e.reason, e.name) for e in events}
     assert ("JoinRefused", "eu-10") in {(e.reason, e.name) for e in events}
     assert not any(join_token in e.message for e in events)
+
+
+async def test_joins_and_the_misuse_of_tokens_are_audited(desk: Desk) -> None:
+    token = await desk.token(uses=1)
+    await desk.join("eu-9", join_token=token)
+    assert await desk.refused("eu-10", join_token=token) is Refusal.TOKEN
+    assert await desk.refused("eu-10", join_token="no such token") is Refusal.TOKEN
+    async with desk.store.database.read() as session:
+        entries = [(e.action, e.name, e.outcome) async for e in audit.entries(session)]
+        assert token not in str([e.detail async for e in audit.entries(session)])
+    assert entries == [("join", "eu-9", 200), ("join", "eu-10", 401)]
 
 
 async def test_expired_tokens_are_told_by_the_control_planes_clock(desk: Desk) -> None:
