@@ -58,7 +58,8 @@ class Traffic:
         self._rate = rate
         self._max_tokens = max_tokens
         self._rng = rng or random.Random(7)  # noqa: S311  the same load in every run
-        self._requests: set[asyncio.Task[None]] = set()
+        self._requests: dict[asyncio.Task[None], float] = {}
+        """Under way, and when each started."""
         self._gpus = dict(_gpu_names(plan))
         self.done: deque[Served] = deque(maxlen=_KEPT)
         self.started = 0
@@ -73,26 +74,44 @@ class Traffic:
             stack.push_async_callback(self._cancel)
             async with asyncio.TaskGroup() as group:
                 for region, client in cities:
-                    group.create_task(self._city(region, client, self._rate / len(cities), stop))
+                    group.create_task(self._city(region, client, stop))
             if self._requests:
                 await asyncio.wait(tuple(self._requests))
+
+    def sent_since(self, since: float) -> int:
+        """Requests that were started since, finished or not."""
+        finished = 0
+        for served in reversed(self.done):
+            if served.ended < since:
+                break
+            finished += served.started >= since
+        return finished + sum(started >= since for started in self._requests.values())
+
+    async def finished_before(self, until: float) -> None:
+        """Wait for every request that was started before ``until``."""
+        if waited := [task for task, started in self._requests.items() if started < until]:
+            await asyncio.wait(waited)
+
+    def set_rate(self, rate: float) -> None:
+        """Requests a second over all cities, from now on."""
+        self._rate = rate
 
     async def _cancel(self) -> None:
         for task in self._requests:
             task.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
 
-    async def _city(self, region: RegionLayout, client: Client, rate: float, stop: asyncio.Event) -> None:
+    async def _city(self, region: RegionLayout, client: Client, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time() + self._rng.uniform(0, 1 / rate)
+        due = loop.time()
         while not stop.is_set():
             # Sleeps catch up: after a late wake-up several requests go out at once, so that the rate holds.
             await asyncio.sleep(max(0.0, due - loop.time()))
-            due += self._rng.expovariate(rate)
+            due += self._rng.expovariate(self._rate / len(self._plan.regions))
             self.started += 1
             task = loop.create_task(self._one(region, client))
-            self._requests.add(task)
-            task.add_done_callback(self._requests.discard)
+            self._requests[task] = loop.time()
+            task.add_done_callback(self._requests.pop)
 
     async def _one(self, region: RegionLayout, client: Client) -> None:
         rng, loop = self._rng, asyncio.get_running_loop()
