@@ -47,12 +47,13 @@ async def full(admin: Client) -> Client:
     return admin
 
 
-def test_every_kind_is_tried() -> None:
+async def test_the_life_of_a_resource_of_every_kind(full: Client, feed: IntentFeed) -> None:
     assert set(SPECS) == set(API_KINDS)
+    for kind in SPECS:
+        await _life(full, feed, kind)
 
 
-@pytest.mark.parametrize("kind", SPECS)
-async def test_the_life_of_a_resource(full: Client, feed: IntentFeed, kind: str) -> None:
+async def _life(full: Client, feed: IntentFeed, kind: str) -> None:
     path = f"/api/v1/{API_KINDS[kind].plural}"
     start = await feed.head()
 
@@ -103,6 +104,7 @@ async def test_the_life_of_a_resource(full: Client, feed: IntentFeed, kind: str)
     published = [(o.kind, o.uid) for c in changes for o in c.upserts] + [r for c in changes for r in c.removals]
     expected = [(kind, first["uid"])] * 2 + [(kind, reborn.json()["uid"])] + [(kind, first["uid"])]
     assert published == ([] if kind.endswith("token") else expected)
+    assert (await full.delete(f"{path}/thing")).status_code == 200
 
 
 async def test_what_is_written_is_what_routers_get(full: Client, feed: IntentFeed, secrets: DeploymentSecrets) -> None:
@@ -270,23 +272,20 @@ async def test_a_built_in_class_may_be_named_and_overridden(full: Client) -> Non
     assert (await full.delete("/api/v1/sla-classes/batch")).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("plural", "spec", "pointer"),
-    [
-        ("models", {"aliases": ["new", "meta-llama/Llama"]}, "/spec/aliases/1"),
-        ("models", {"aliases": ["twice", "twice"]}, "/spec/aliases/1"),
-        ("routes", {"match": {"model": "best", "tenants": ["b", "a"]}, "split": [{"model": "llama"}]}, "/spec/match"),
-        ("links", {"from": "eu-west", "to": "us-east"}, "/spec/to"),
-        ("links", {"from": "eu-west", "to": "eu-west"}, "/spec/to"),
-        ("regions", {"edge": {"parent": "edge"}}, "/spec/edge/parent"),
-        ("endpoints", {"node": "eu-west-a-1", "url": "http://10.3.0.1:80", "models": ["llama"]}, "/spec/url"),
-        ("endpoints", {"node": "eu-west-a-1", "url": "http://[::ffff:10.3.0.1]:80", "models": ["llama"]}, "/spec/url"),
-        ("endpoints", {"node": "free", "url": "http://169.254.169.254", "models": ["llama"]}, "/spec/url"),
-    ],
-)
-async def test_clashes_and_addresses_out_of_range(
-    full: Client, plural: str, spec: dict[str, Any], pointer: str
-) -> None:
+CLASHES: list[tuple[str, dict[str, Any], str]] = [
+    ("models", {"aliases": ["new", "meta-llama/Llama"]}, "/spec/aliases/1"),
+    ("models", {"aliases": ["twice", "twice"]}, "/spec/aliases/1"),
+    ("routes", {"match": {"model": "best", "tenants": ["b", "a"]}, "split": [{"model": "llama"}]}, "/spec/match"),
+    ("links", {"from": "eu-west", "to": "us-east"}, "/spec/to"),
+    ("links", {"from": "eu-west", "to": "eu-west"}, "/spec/to"),
+    ("regions", {"edge": {"parent": "edge"}}, "/spec/edge/parent"),
+    ("endpoints", {"node": "eu-west-a-1", "url": "http://10.3.0.1:80", "models": ["llama"]}, "/spec/url"),
+    ("endpoints", {"node": "eu-west-a-1", "url": "http://[::ffff:10.3.0.1]:80", "models": ["llama"]}, "/spec/url"),
+    ("endpoints", {"node": "free", "url": "http://169.254.169.254", "models": ["llama"]}, "/spec/url"),
+]
+
+
+async def test_clashes_and_addresses_out_of_range(full: Client) -> None:
     route = {"match": {"model": "best", "tenants": ["a", "b"]}, "split": [{"model": "llama"}]}
     there: list[dict[str, Any]] = [
         {"kind": "route", "name": "there", "spec": route},
@@ -295,13 +294,12 @@ async def test_clashes_and_addresses_out_of_range(
         {"kind": "node", "name": "free", "spec": {"zone": "no-ranges"}},
     ]
     assert (await full.post("/api/v1/apply", json=there)).status_code == 200
-    name = "edge" if plural == "regions" else "thing"
-
-    answer = await full.post(f"/api/v1/{plural}", json={"name": name, "spec": spec})
-
-    assert answer.status_code == 422, answer.text
-    assert [e["pointer"] for e in answer.json()["errors"]] == [pointer]
-    assert (await full.get(f"/api/v1/{plural}/{name}")).status_code == 404
+    for plural, spec, pointer in CLASHES:
+        name = "edge" if plural == "regions" else "thing"
+        answer = await full.post(f"/api/v1/{plural}", json={"name": name, "spec": spec})
+        assert answer.status_code == 422, (plural, spec, answer.text)
+        assert [e["pointer"] for e in answer.json()["errors"]] == [pointer]
+        assert (await full.get(f"/api/v1/{plural}/{name}")).status_code == 404
 
 
 async def test_route_alias_and_name_may_coincide(full: Client) -> None:
@@ -313,31 +311,30 @@ async def test_route_alias_and_name_may_coincide(full: Client) -> None:
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "pointer"),
-    [
-        ({"name": "UPPER", "spec": {}}, 422, "/name"),
-        ({"name": "a" * 254, "spec": {}}, 422, "/name"),
-        ({"name": "r", "spec": {"latitude": 91}}, 422, "/spec/latitude"),
-        ({"name": "r", "spec": {"lattitude": 1}}, 422, "/spec/lattitude"),
-        ({"name": "r", "kind": "zone", "spec": {}}, 422, "/kind"),
-        ({"name": "r", "labels": {"bad key!": "x"}}, 422, "/labels/bad key!/[key]"),
-        ({"name": "r", "extra": 1, "spec": {}}, 422, "/extra"),
-        ({"name": "r", "annotations": {"note": "nul\u0000"}}, 422, "/annotations/note"),
-        ({"name": "r", "annotations": {"note": "half \ud83d"}}, 422, "/annotations/note"),
-        ([], 422, ""),
-        ("text", 422, ""),
-    ],
-)
-async def test_wrong_bodies_are_named_and_change_nothing(
-    full: Client, feed: IntentFeed, body: Any, status: int, pointer: str
-) -> None:
+WRONG: list[tuple[Any, str]] = [
+    ({"name": "UPPER", "spec": {}}, "/name"),
+    ({"name": "a" * 254, "spec": {}}, "/name"),
+    ({"name": "r", "spec": {"latitude": 91}}, "/spec/latitude"),
+    ({"name": "r", "spec": {"lattitude": 1}}, "/spec/lattitude"),
+    ({"name": "r", "kind": "zone", "spec": {}}, "/kind"),
+    ({"name": "r", "labels": {"bad key!": "x"}}, "/labels/bad key!/[key]"),
+    ({"name": "r", "extra": 1, "spec": {}}, "/extra"),
+    ({"name": "r", "annotations": {"note": "nul\u0000"}}, "/annotations/note"),
+    ({"name": "r", "annotations": {"note": "half \ud83d"}}, "/annotations/note"),
+    ([], ""),
+    ("text", ""),
+]
+
+
+async def test_wrong_bodies_are_named_and_change_nothing(full: Client, feed: IntentFeed) -> None:
     before = await feed.head()
-    answer = await full.post("/api/v1/regions", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert pointer in [e["pointer"] for e in answer.json()["errors"]]
-    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    for body, pointer in WRONG:
+        headers = {"Content-Type": "application/json"}
+        answer = await full.post("/api/v1/regions", content=json.dumps(body), headers=headers)
+        assert answer.status_code == 422, (body, answer.text)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert pointer in [e["pointer"] for e in answer.json()["errors"]]
+        assert answer.json()["request_id"] == answer.headers["x-request-id"]
     assert await feed.head() == before
 
 
@@ -450,28 +447,30 @@ async def test_reported_things_are_listed_with_written_ones(reported: Client) ->
     assert len(ready.json()["items"]) == 1
 
 
-@pytest.mark.parametrize("path", ["nodes/gpu-box", "endpoints/gpu-box.vllm"])
-async def test_what_an_agent_reports_cannot_be_deleted(reported: Client, path: str) -> None:
-    answer = await reported.delete(f"/api/v1/{path}")
-    assert (answer.status_code, answer.json()["type"]) == (409, "urn:headrace:problem:agent-reported")
+async def test_what_an_agent_reports_cannot_be_deleted(reported: Client) -> None:
+    for path in ("nodes/gpu-box", "endpoints/gpu-box.vllm"):
+        answer = await reported.delete(f"/api/v1/{path}")
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:headrace:problem:agent-reported")
     assert (await reported.delete("/api/v1/gpus/GPU-0a1b")).status_code == 405
 
 
-@pytest.mark.parametrize(
-    ("path", "kind", "target"),
-    [
-        ("regions/eu-west", "region", None),
-        ("zones/eu-west-a", "zone", None),
-        ("nodes/eu-west-a-1", "node", None),
-        ("endpoints/engine-1", "endpoint", None),
-        ("nodes/gpu-box", "node", "node-uid"),
-        ("endpoints/gpu-box.vllm", "endpoint", "engine-uid"),
-        ("gpus/GPU-0a1b", "gpu", "GPU-0a1b"),
-    ],
-)
-async def test_cordon_drain_uncordon(
-    reported: Client, feed: IntentFeed, path: str, kind: str, target: str | None
-) -> None:
+HOLDABLE: list[tuple[str, str, str | None]] = [
+    ("regions/eu-west", "region", None),
+    ("zones/eu-west-a", "zone", None),
+    ("nodes/eu-west-a-1", "node", None),
+    ("endpoints/engine-1", "endpoint", None),
+    ("nodes/gpu-box", "node", "node-uid"),
+    ("endpoints/gpu-box.vllm", "endpoint", "engine-uid"),
+    ("gpus/GPU-0a1b", "gpu", "GPU-0a1b"),
+]
+
+
+async def test_cordon_drain_uncordon(reported: Client, feed: IntentFeed) -> None:
+    for path, kind, target in HOLDABLE:
+        await _hold_and_release(reported, feed, path, kind, target)
+
+
+async def _hold_and_release(reported: Client, feed: IntentFeed, path: str, kind: str, target: str | None) -> None:
     uid = target or (await reported.get(f"/api/v1/{path}")).json()["uid"]
     start = await feed.head()
 
@@ -495,7 +494,7 @@ async def test_cordon_drain_uncordon(
     assert await holds() == {}
     assert (await feed.head()).version == start.version + 3
     events = (await reported.get("/api/v1/events", params={"kind": kind})).json()["items"]
-    assert [e["reason"] for e in events] == ["Uncordoned", "Draining", "Cordoned"]
+    assert [e["reason"] for e in events][:3] == ["Uncordoned", "Draining", "Cordoned"]
 
 
 async def test_a_hold_goes_with_what_it_holds(full: Client, feed: IntentFeed) -> None:
