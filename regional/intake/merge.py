@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet.endpoint import EndpointReport
-from fleet.report import NodeReport
+from fleet.endpoint import EndpointPhase, EndpointReport
+from fleet.report import AgentPhase, NodeReport
 
 
 class ReportMerge:
@@ -28,7 +28,10 @@ class ReportMerge:
             return report
         real = {g.index: g.uuid for g in report.gpus if g.index is not None}
         stand_ins = {g.uuid: real.get(g.index, "") for g in seen.gpus if g.index is not None}
-        return replace(report, endpoints=(*report.endpoints, *(_with_real_devices(e, stand_ins) for e in added)))
+        added = [_with_real_devices(endpoint, stand_ins) for endpoint in added]
+        if report.phase is AgentPhase.DRAINING:
+            added = [_draining(endpoint) for endpoint in added]
+        return replace(report, endpoints=(*report.endpoints, *added))
 
     def from_embedded(self, report: NodeReport) -> NodeReport | None:
         """The report to use; None when the node has an agent, whose next report will carry what is new."""
@@ -40,6 +43,13 @@ class ReportMerge:
         else:
             self._embedded.pop(report.node_uid, None)
         return report
+
+
+def _draining(endpoint: EndpointReport) -> EndpointReport:
+    """A node that goes away takes along what was written down for it."""
+    if endpoint.phase not in (EndpointPhase.READY, EndpointPhase.WARMING):
+        return endpoint
+    return replace(endpoint, phase=EndpointPhase.DRAINING, reason="the node is draining")
 
 
 def _with_real_devices(endpoint: EndpointReport, stand_ins: dict[str, str]) -> EndpointReport:

@@ -29,6 +29,8 @@ MIN_REPORT_SECONDS = 0.02
 FIRST_REPORT_SECONDS = 30.0
 """A stream must say something within this time, and never be silent for longer than ``SILENCE_SECONDS``."""
 SILENCE_SECONDS = 90.0
+LAST_WRITE_SECONDS = 1.0
+"""A directive on its way gets this long before a stream is ended without a word."""
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[agent_pb2.NodeReport, agent_pb2.NodeDirective]"
 _JoinContext: TypeAlias = "grpc.aio.ServicerContext[region_pb2.NodeJoinRequest, region_pb2.NodeJoinResponse]"
@@ -108,17 +110,29 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         identity = await self._identify(context)
         stream = object()
         self._newest[identity.node_uid] = stream
-        writer = asyncio.ensure_future(self._send_directives(context, identity.node_uid))
+        ending = asyncio.Event()
+        writer = asyncio.ensure_future(self._send_directives(context, identity.node_uid, ending))
+        verdict: _Ended | None = None
         try:
             await self._take_reports(context, identity)
+        except _Ended as ended:
+            verdict = ended
         finally:
+            # A call can be ended only when nothing is being written to it.
+            ending.set()
+            _, unsent = await asyncio.wait((writer,), timeout=LAST_WRITE_SECONDS)
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-            if self._newest.get(identity.node_uid) is stream:
-                del self._newest[identity.node_uid]
-                if not self._stopping:
-                    now = self._clock.monotonic()
-                    self._pulse.carry_out(self._core.on_stream_closed(identity.node_uid, now))
+            self._stream_over(identity.node_uid, stream)
+        if verdict is not None and not unsent:
+            await context.abort(verdict.code, str(verdict))
+
+    def _stream_over(self, node_uid: str, stream: object) -> None:
+        if self._newest.get(node_uid) is not stream:
+            return  # the node has a newer one: that one speaks for it
+        del self._newest[node_uid]
+        if not self._stopping:
+            self._pulse.carry_out(self._core.on_stream_closed(node_uid, self._clock.monotonic()))
 
     async def _identify(self, context: _Context) -> NodeIdentity:
         """Who this stream may speak for; ends the call when it may not speak at all."""
@@ -136,13 +150,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return identity
 
     async def _take_reports(self, context: _Context, identity: NodeIdentity) -> None:
+        """Until the agent ends the stream. Raises _Ended when it is to be ended by us."""
         silence = FIRST_REPORT_SECONDS
         while True:
             try:
                 async with asyncio.timeout(silence):
                     message = await context.read()
             except TimeoutError:
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no report for too long")
+                raise _Ended(grpc.StatusCode.DEADLINE_EXCEEDED, "no report for too long") from None
             if not isinstance(message, agent_pb2.NodeReport):
                 return
             silence = SILENCE_SECONDS
@@ -150,11 +165,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 report = node_report_from_wire(message)
             except ValueError as error:
                 self._tell.on_refused("malformed", f"node {identity.node_name}: {error}")
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-                raise  # not reached: abort raises
+                raise _Ended(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
             if (report.node_uid, report.zone) != (identity.node_uid, identity.zone):
                 self._tell.on_refused("foreign", f"node {identity.node_name} spoke for another node or zone")
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a node may only report for itself and its zone")
+                raise _Ended(grpc.StatusCode.PERMISSION_DENIED, "a node may only report for itself and its zone")
             self._take(self._merge.from_agent(replace(report, node_name=identity.node_name)))
             await asyncio.sleep(MIN_REPORT_SECONDS)
 
@@ -170,19 +184,31 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._pulse.carry_out(actions)
         self._tell.on_report(report, answer)
 
-    async def _send_directives(self, context: _Context, node_uid: str) -> None:
+    async def _send_directives(self, context: _Context, node_uid: str, ending: asyncio.Event) -> None:
         """The present directive at once, then each one that differs from the last sent. Slow readers get only the newest."""
         sent: NodeDirective | None = None
-        while True:
-            changed = asyncio.ensure_future(self._directives.wait())
-            try:
-                directive = self._directives.of(node_uid)
-                if directive != sent:
-                    await context.write(directive_to_wire(directive))
-                    sent = directive
-                await changed
-            finally:
-                changed.cancel()
+        over = asyncio.ensure_future(ending.wait())
+        try:
+            while not ending.is_set():
+                changed = asyncio.ensure_future(self._directives.wait())
+                try:
+                    directive = self._directives.of(node_uid)
+                    if directive != sent:
+                        await context.write(directive_to_wire(directive))
+                        sent = directive
+                    await asyncio.wait((changed, over), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
+        finally:
+            over.cancel()
+
+
+class _Ended(Exception):
+    """A stream is ended by this router, with a status for the agent."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        self.code = code
+        super().__init__(message)
 
 
 async def _refuse(context: _Context | _JoinContext, retry_after_seconds: float) -> None:

@@ -73,8 +73,8 @@ class BareEngine:
                     await asyncio.Event().wait()
                 writer.write(await self._answer(method, path, body))
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client, or the test, is gone
         finally:
             self._connections.discard(writer)
             writer.close()

@@ -93,6 +93,13 @@ def test_one_engine_known_twice_counts_once() -> None:
     assert [e.uid for e in merge.from_agent(report(endpoint("own", "http://h:1"))).endpoints] == ["own"]
 
 
+def test_a_draining_node_takes_along_what_was_written_down_for_it() -> None:
+    merge = ReportMerge()
+    merge.from_embedded(report(endpoint("written", "http://h:1")))
+    leaving = NodeReport("n1", "n1", "z", 5, 2, AgentPhase.DRAINING, 0.4)
+    assert [e.phase for e in merge.from_agent(leaving).endpoints] == [EndpointPhase.DRAINING]
+
+
 def test_an_endpoint_that_was_struck_out_leaves_the_agents_reports() -> None:
     merge = ReportMerge()
     merge.from_agent(report())
