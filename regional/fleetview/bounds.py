@@ -15,6 +15,7 @@ MAX_KV_TOKENS = 10**9
 MAX_CONTEXT_TOKENS = 10**8
 MAX_REQUESTS = 1_000_000
 MAX_TENSOR_PARALLEL = 1024
+MAX_AGE_SECONDS = 1e9
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -75,27 +76,42 @@ def _count(value: int | None, high: int) -> int | None:
     return None if value is None or value < 0 else min(value, high)
 
 
+def _plausible(value: int | None, high: int) -> bool:
+    return value is None or 0 <= value <= high
+
+
 def bounded_load(load: EngineLoad) -> EngineLoad:
     """A load with numbers that can be true; what cannot be is unknown. Not-a-number was refused at the border."""
-    usage = load.kv_usage
-    age = load.sample_age_seconds
+    usage, age = load.kv_usage, load.sample_age_seconds
+    usage_ok = usage is None or 0.0 <= usage <= 1.0
+    age_ok = age is None or 0.0 <= age <= MAX_AGE_SECONDS
+    if usage_ok and age_ok and _plausible(load.running, MAX_REQUESTS) and _plausible(load.waiting, MAX_REQUESTS):
+        return load
     return replace(
         load,
         running=_count(load.running, MAX_REQUESTS),
         waiting=_count(load.waiting, MAX_REQUESTS),
-        kv_usage=usage if usage is not None and 0.0 <= usage <= 1.0 else None,
-        sample_age_seconds=age if age is not None and 0.0 <= age < 1e9 else None,
+        kv_usage=usage if usage_ok else None,
+        sample_age_seconds=age if age_ok else None,
     )
 
 
 def bounded(report: EndpointReport) -> EndpointReport:
-    """The report with sizes that can be true."""
-    inflight = _count(report.max_inflight, MAX_INFLIGHT)
+    """The report with sizes that can be true; the very one it was given when they all are."""
+    load = bounded_load(report.load)
+    sizes_ok = (
+        _plausible(report.max_inflight, MAX_INFLIGHT)
+        and _plausible(report.kv_tokens, MAX_KV_TOKENS)
+        and _plausible(report.context_tokens, MAX_CONTEXT_TOKENS)
+        and 1 <= report.tensor_parallel <= MAX_TENSOR_PARALLEL
+    )
+    if load is report.load and sizes_ok:
+        return report
     return replace(
         report,
+        load=load,
         tensor_parallel=min(max(1, report.tensor_parallel), MAX_TENSOR_PARALLEL),
-        max_inflight=inflight or None,
-        kv_tokens=_count(report.kv_tokens, MAX_KV_TOKENS) or None,
-        context_tokens=_count(report.context_tokens, MAX_CONTEXT_TOKENS) or None,
-        load=bounded_load(report.load),
+        max_inflight=_count(report.max_inflight, MAX_INFLIGHT),
+        kv_tokens=_count(report.kv_tokens, MAX_KV_TOKENS),
+        context_tokens=_count(report.context_tokens, MAX_CONTEXT_TOKENS),
     )

@@ -113,11 +113,14 @@ class Endpoint:
         "priced_decode",
         "priced_prefill",
         "progress_at",
+        "ramp_limit",
+        "rated_at",
         "reason",
         "report",
         "reported",
         "reported_auth_failed",
         "sample",
+        "sample_factor",
         "sampled_at",
         "seats",
         "seen_at",
@@ -129,6 +132,7 @@ class Endpoint:
         "tensor_parallel",
         "uid",
         "url",
+        "url_checked",
         "waiting_excess",
         "zone",
     )
@@ -173,6 +177,8 @@ class Endpoint:
         self.waiting_excess = 0
         self.sample = EngineLoad()
         self.sampled_at: float | None = None
+        self.sample_factor = 1.0
+        """Widening by the sample's age times the risk of a full KV cache."""
         self.slots = 1_000_000
         # How it stands
         self.hold: HoldState | None = None
@@ -190,6 +196,8 @@ class Endpoint:
         self.auth_failed_until = 0.0
         self.breaker = Breaker()
         self.slow_start_from: float | None = None
+        self.ramp_limit = 1_000_000
+        """Requests at once beyond which a newcomer is dearer."""
         # What it showed
         self.seen_at = now
         self.answered_at = -1e18
@@ -208,6 +216,10 @@ class Endpoint:
         """Slowed down by throttling, as its devices report it; 1.0 is not."""
         self.network_seconds = 0.0
         self.seats: list[Seat] = []
+        self.url_checked: object = None
+        """What its address was last checked against and found good; the same again need not be."""
+        self.rated_at = -1e18
+        """When its standing and speeds were last worked out."""
         self.dirty = 0
         """What has to be worked out anew before the next decision: 0 nothing, 1 price, 2 all."""
 

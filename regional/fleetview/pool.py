@@ -71,7 +71,7 @@ class Seat:
         self.signalled = False
         """An unproven sign speaks against it; ignored when too few of the pool are without one."""
         self.outer = 1.0
-        """Widening times risk times slow start."""
+        """Factor for silence of its agent and an unknown product; the sample's factor comes on top."""
         self.weight = 1.0
         """Nominal speed; constant while the product is, so that sessions stay where they are."""
         self.prefill_floor = 0.0

@@ -51,7 +51,11 @@ def _row(pool: Pool, zone: ZoneSlice) -> CapacityRow:
 
 
 def _first_token(seat: Seat, input_tokens: float) -> float:
-    return seat.outer * (seat.wait + seat.prefill_floor + seat.prefill_per_token * input_tokens)
+    return (
+        seat.outer
+        * seat.endpoint.sample_factor
+        * (seat.wait + seat.prefill_floor + seat.prefill_per_token * input_tokens)
+    )
 
 
 def _decode_rate(seat: Seat) -> float:

@@ -20,7 +20,7 @@ class ViewSettings:
     observed_fresh_seconds: float = 5.0
     """Aggregates of other regions older than this widen the estimate."""
     slow_start_seconds: float = 5.0
-    """How long an endpoint that is new or came back is dearer than it looks."""
+    """How long an endpoint that is new or came back takes only a few requests at once."""
     ban_max_seconds: float = 60.0
     """Longest pause that a sibling's word can impose."""
     lease_min_seconds: float = 1.2

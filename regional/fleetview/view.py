@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fleet.accelerator import AcceleratorState
 from fleet.capacity import CapacityRow, InventoryNode, RegionObserved
 from fleet.endpoint import EndpointPhase, EndpointReport, ServedModel
 from fleet.intent import EndpointIntent, HoldState, Intent
@@ -135,9 +136,12 @@ class FleetView:
         node.accept(report, self.settings.lease_seconds(report.interval_seconds), now)
         node.came_from = state_before
         node.state = NodeState.DRAINING if report.phase is AgentPhase.DRAINING else NodeState.READY
-        self.gpus.own(node, gpus_before)
+        devices_changed = _devices_changed(gpus_before, node.gpus) or state_before is not node.state
+        if devices_changed:
+            self.gpus.own(node, gpus_before)
         refused = self._apply_endpoints(node, report, moved, now)
-        self._judge_gpus(node, now)
+        if devices_changed:
+            self._judge_gpus(node, now)
         return ReportAnswer(ReportVerdict.ACCEPTED, tuple(refused))
 
     def set_sibling_load(self, router_uid: str, load: Mapping[str, tuple[int, float]], now: float) -> None:
@@ -223,7 +227,7 @@ class FleetView:
         endpoint = seat.endpoint
         ticket = take(seat, input_tokens, output_tokens, now, revoke)
         self.active[endpoint.uid] = endpoint
-        self.mark(endpoint, _PRICE)
+        self.mark(endpoint, _RATE if ticket.trial else _PRICE)
         return ticket
 
     def release(self, ticket: Ticket, now: float) -> None:
@@ -236,7 +240,7 @@ class FleetView:
             if endpoint.gone:
                 self.endpoints.pop(endpoint.uid, None)
                 return
-        self.mark(endpoint, _PRICE)
+        self.mark(endpoint, _RATE if ticket.trial else _PRICE)
 
     def changed(self, endpoint: Endpoint) -> None:
         """Something other than its load changed: work its standing out anew before the next decision."""
@@ -431,12 +435,15 @@ class FleetView:
             if existing is not None and existing.node is not node and not existing.gone:
                 refused.append(f"endpoint {told.name}: its uid belongs to node {existing.node.name}")
                 continue
-            problem = url_problem(told.url, ranges, report.addresses, declared=declared)
+            checked = (told.url, ranges, report.addresses, declared)
+            known_good = existing is not None and existing.url_checked == checked
+            problem = "" if known_good else url_problem(told.url, ranges, report.addresses, declared=declared)
             if problem:
                 refused.append(f"endpoint {told.name}: its address {problem}")
                 continue
             named.add(told.uid)
             endpoint = self._known(told.uid, told.name, node, now)
+            endpoint.url_checked = checked
             if moved or endpoint.zone != report.zone:
                 self._move(endpoint, report.zone)
             self._apply_endpoint(endpoint, bounded(told), now)
@@ -450,6 +457,11 @@ class FleetView:
 
     def _apply_endpoint(self, endpoint: Endpoint, told: EndpointReport, now: float) -> None:
         came_back = not endpoint.reported or endpoint.node.came_from in (NodeState.DEAD, NodeState.SUSPECT)
+        before = endpoint.report
+        if before is not None and not came_back and _same_but_load(before, told):
+            endpoint.report = told
+            self._take_sample(endpoint, told, now)
+            return
         changed = (endpoint.url, endpoint.api_key) != (told.url, told.api_key)
         endpoint.report = told
         endpoint.reported = True
@@ -457,11 +469,11 @@ class FleetView:
         endpoint.api_key = told.api_key or (endpoint.api_key if endpoint.declared else "")
         endpoint.tensor_parallel = told.tensor_parallel
         if told.max_inflight is not None or not endpoint.declared:
-            endpoint.max_inflight = told.max_inflight
+            endpoint.max_inflight = told.max_inflight or None  # none at once would be no engine at all: unknown
         endpoint.slots = endpoint.max_inflight or UNKNOWN_SLOTS
         endpoint.kv_tokens = told.kv_tokens if told.kv_tokens is not None else endpoint.kv_tokens
-        if endpoint.context_limit != told.context_tokens:
-            endpoint.context_limit = told.context_tokens
+        if endpoint.context_limit != (told.context_tokens or None):
+            endpoint.context_limit = told.context_tokens or None
             for seat in endpoint.seats:
                 seat.pool.masks.clear()
         if told.gpus_known or not endpoint.declared:
@@ -474,18 +486,29 @@ class FleetView:
         was_ready = endpoint.phase is EndpointPhase.READY
         endpoint.phase, endpoint.reason = told.phase, told.reason
         endpoint.reported_auth_failed = told.auth_failed
-        endpoint.silent = told.phase is EndpointPhase.UNREACHABLE and not endpoint.proven(now, PROVEN_SECONDS)
+        endpoint.silent = False
         if endpoint.dead and endpoint.dead_cause == "node" and came_back:
             endpoint.dead = False
         if endpoint.phase is EndpointPhase.READY and (restarted or came_back or not was_ready):
             endpoint.slow_start_from = now
             self.timed[endpoint.uid] = endpoint
-        read_sample(endpoint, told.load, now)
         self._serve(endpoint, told.models, changed)
-        self._refresh_others((endpoint.uid,), now)
-        self._equip(endpoint)
+        self._take_sample(endpoint, told, now)
+        if changed or came_back:
+            self._judge(endpoint)
         if told.phase is EndpointPhase.STOPPED and endpoint.pending:
             self.lose((endpoint,), "endpoint")
+
+    def _take_sample(self, endpoint: Endpoint, told: EndpointReport, now: float) -> None:
+        """What changes with every report."""
+        if told.phase is EndpointPhase.UNREACHABLE:
+            silent = not endpoint.proven(now, PROVEN_SECONDS)
+            if silent is not endpoint.silent:
+                endpoint.silent = silent
+                self.mark(endpoint, _RATE)
+        read_sample(endpoint, told.load, now)
+        pricing.weigh_sample(endpoint, self.settings.fresh_sample_seconds, now)
+        self._refresh_others((endpoint.uid,), now)
 
     def _move(self, endpoint: Endpoint, zone: str) -> None:
         endpoint.zone = zone
@@ -514,18 +537,20 @@ class FleetView:
 
     def _judge_gpus(self, node: Node, now: float) -> None:
         """The node's devices may have changed: judge every endpoint that stands on them, and its own."""
-        lost: list[Endpoint] = []
         for endpoint in {id(e): e for e in (*node.endpoints.values(), *self.gpus.users_of(node))}.values():
-            problem = self.gpus.problem(endpoint)
-            if bool(problem) != endpoint.gpu_down:
-                endpoint.gpu_down = bool(problem)
-                self.mark(endpoint, _RATE)
-                if problem:
-                    lost.append(endpoint)
-            endpoint.gpu_problem = problem
-            self._equip(endpoint)
-        if lost:
-            self.lose(lost, "gpu")
+            self._judge(endpoint)
+
+    def _judge(self, endpoint: Endpoint) -> None:
+        """Take over what its devices are now; when one has just failed it, the endpoint is given up."""
+        problem = self.gpus.problem(endpoint)
+        endpoint.gpu_problem = problem
+        self._equip(endpoint)
+        if bool(problem) == endpoint.gpu_down:
+            return
+        endpoint.gpu_down = bool(problem)
+        self.mark(endpoint, _RATE)
+        if problem:
+            self.lose((endpoint,), "gpu")
 
     def _refresh_others(self, uids: Iterable[str], now: float) -> None:
         for uid in uids:
@@ -541,8 +566,43 @@ class FleetView:
             if now - self._refreshed_at < REFRESH_SECONDS:
                 return
             self._refreshed_at = now
-            self._refresh = list(self.endpoints.values())
-        share = max(64, len(self.endpoints) // 8)
+            self._refresh = [e for e in self.endpoints.values() if now - e.rated_at >= REFRESH_SECONDS]
+        share = max(64, len(self._refresh) // 8)
         for endpoint in self._refresh[-share:]:
             self.mark(endpoint, _RATE)
         del self._refresh[-share:]
+
+
+def _devices_changed(before: dict[str, AcceleratorState], after: dict[str, AcceleratorState]) -> bool:
+    """Whether anything about devices differs that endpoints depend on; readings alone do not count."""
+    if before.keys() != after.keys():
+        return True
+    for uuid, old in before.items():
+        new = after[uuid]
+        if old.health is not new.health or old.product != new.product or old.parent_uuid != new.parent_uuid:
+            return True
+        if old.throttle_reasons != new.throttle_reasons or (
+            new.throttle_reasons and old.sm_clock_mhz != new.sm_clock_mhz
+        ):
+            return True
+    return False
+
+
+def _same_but_load(before: EndpointReport, now: EndpointReport) -> bool:
+    """Whether two reports of an endpoint differ in its load only: so it is with nearly all of them."""
+    return (
+        before.phase is now.phase
+        and before.engine_incarnation == now.engine_incarnation
+        and before.auth_failed is now.auth_failed
+        and before.url == now.url
+        and before.models == now.models
+        and before.gpu_uuids == now.gpu_uuids
+        and before.gpus_known is now.gpus_known
+        and before.max_inflight == now.max_inflight
+        and before.tensor_parallel == now.tensor_parallel
+        and before.kv_tokens == now.kv_tokens
+        and before.context_tokens == now.context_tokens
+        and before.api_key == now.api_key
+        and before.name == now.name
+        and before.kind is now.kind
+    )

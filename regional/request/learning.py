@@ -9,7 +9,7 @@ from regional.routing.cost import next_pace
 OVERHEAD_SECONDS = 0.002
 """Of connection and relay; keeps the ratio sensible where engines answer in no time."""
 MIN_DECODED_TOKENS = 8
-RATE_CHANGE = 1.05
+RATE_CHANGE = 1.1
 """Prices are worked out anew at once when a pace has changed by more than this since it was last used."""
 
 

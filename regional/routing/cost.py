@@ -17,7 +17,8 @@ KV_COMFORT = 0.85
 NEVER_SAMPLED_WIDENING = 1.15
 WIDENING_PER_SECOND = 0.05
 WIDENING_MAX = 1.5
-SLOW_START_FACTOR = 2.0
+SLOW_START_FACTOR = 3.0
+SLOW_START_FIRST, SLOW_START_LAST = 2, 32
 PACE_MIN, PACE_MAX = 1 / 64, 64.0
 PACE_WEIGHT = 0.3
 PACE_HALF_LIFE_SECONDS = 15.0
@@ -66,11 +67,15 @@ def widening(sample_age_seconds: float | None, fresh_seconds: float) -> float:
     return 1.0 if late <= 0 else min(WIDENING_MAX, 1.0 + WIDENING_PER_SECOND * late)
 
 
-def slow_start(since_seconds: float, ramp_seconds: float) -> float:
-    """Factor on a newcomer's cost, from 3 down to 1 over the ramp."""
+def slow_start_limit(since_seconds: float, ramp_seconds: float) -> int | None:
+    """Requests a newcomer takes at once before it gets dearer, from 2 to 32 over the ramp; None when the ramp is over.
+
+    An empty newcomer looks best to every router at once; a limit keeps the flood off and gives it its share from the start.
+    """
     if since_seconds >= ramp_seconds:
-        return 1.0
-    return 1.0 + SLOW_START_FACTOR * (1.0 - max(0.0, since_seconds) / ramp_seconds)
+        return None
+    done = max(0.0, since_seconds) / ramp_seconds
+    return SLOW_START_FIRST + int((SLOW_START_LAST - SLOW_START_FIRST) * done)
 
 
 def throttling(gpu: AcceleratorState) -> float:

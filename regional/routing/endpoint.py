@@ -9,6 +9,7 @@ from regional.fleetview.standing import OUT
 from regional.routing.asked import Asked
 from regional.routing.candidates import Candidates
 from regional.routing.chance import Chance
+from regional.routing.filters.context import ContextLength
 from regional.routing.interfaces import Policy, RequestFilter
 from regional.routing.policies.expected_cost import ExpectedCost
 
@@ -22,6 +23,8 @@ class EndpointStep:
 
     def __init__(self, filters: tuple[RequestFilter, ...], rng: Chance) -> None:
         self._filters = filters
+        self._open_filters = tuple(f for f in filters if f.name == ContextLength.name)
+        """What is left to ask for a tenant without rules of its own."""
         self._rng = rng
         self._lots: Floats = np.ones(0)
 
@@ -37,7 +40,7 @@ class EndpointStep:
             start = int(self._rng.random() * _DRAWS)
             costs *= self._lots_for(n)[start : start + n]
         costs += pool.fixed
-        for one in self._filters:
+        for one in self._open_filters if asked.unrestricted else self._filters:
             mask = one.removes(pool, asked)
             if mask is not None:
                 costs[mask] = OUT

@@ -76,6 +76,6 @@ def _term(pool: Pool, position: int, cost: float, asked: Asked) -> Term:
         round(seat.wait, 6),
         round(seat.prefill_floor + seat.prefill_per_token * asked.input_tokens, 6),
         round(seat.step * asked.output_tokens, 6),
-        round(seat.outer, 3),
+        round(seat.outer * seat.endpoint.sample_factor, 3),
         seat.endpoint.inflight,
     )

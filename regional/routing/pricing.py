@@ -11,7 +11,7 @@ from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.node import NodeState
 from regional.fleetview.pool import Pool, Seat
 from regional.fleetview.standing import FULL, OPEN, OUT, SUSPECT
-from regional.routing.cost import decayed_pace, kv_risk, queue_seconds, slow_start, widening
+from regional.routing.cost import SLOW_START_FACTOR, decayed_pace, kv_risk, queue_seconds, slow_start_limit, widening
 from regional.routing.filters import STANDING
 from regional.routing.filters.life import unproven
 from regional.routing.speeds import DEFAULT_WEIGHTS_GIB, REFERENCE_PRODUCT, Speeds, speeds_of
@@ -22,6 +22,7 @@ UNKNOWN_PRODUCT_WIDENING = 1.1
 PACE_KEPT_SECONDS = 10.0
 """A pace starts to fade when nothing has confirmed it for this long."""
 FADE_STEP_SECONDS = 1.0
+NO_LIMIT = 1_000_000
 
 _REFERENCE = speeds_of(REFERENCE_PRODUCT, DEFAULT_WEIGHTS_GIB, 1)
 
@@ -56,20 +57,20 @@ def rate(
     endpoint: Endpoint, weights_gib: dict[str, float | None], fresh_seconds: float, ramp: float, now: float
 ) -> None:
     """Work out again all that does not change with every request, then the price."""
+    endpoint.rated_at = now
     tier, _ = standing(endpoint, now)
     suspicious = tier == SUSPECT and unproven(endpoint) and endpoint.suspect_until <= now
     if suspicious and endpoint.node.state is NodeState.SUSPECT:
         suspicious = False
     _fade_pace(endpoint, now)
-    age = None if endpoint.sampled_at is None else now - endpoint.sampled_at
-    usage = endpoint.sample.kv_usage
-    outer = widening(age, fresh_seconds) * kv_risk(usage)
+    weigh_sample(endpoint, fresh_seconds, now)
+    outer = 1.0
     if endpoint.node.state is NodeState.DEGRADED:
         outer *= DEGRADED_WIDENING
     if endpoint.slow_start_from is not None:
-        since = now - endpoint.slow_start_from
-        outer *= slow_start(since, ramp)
-        if since >= ramp:
+        limit = slow_start_limit(now - endpoint.slow_start_from, ramp)
+        endpoint.ramp_limit = NO_LIMIT if limit is None else limit
+        if limit is None:
             endpoint.slow_start_from = None
     endpoint.priced_prefill, endpoint.priced_decode = endpoint.pace_prefill, endpoint.pace_decode
     prefill_factor = endpoint.pace_prefill * endpoint.speed_factor
@@ -85,6 +86,12 @@ def rate(
         seat.step_per_context_token = speeds.step_per_context_token * decode_factor
         _restand(seat, tier, suspicious)
         price(seat)
+
+
+def weigh_sample(endpoint: Endpoint, fresh_seconds: float, now: float) -> None:
+    """How much the engine's last sample widens the estimate, by its age and by how full the KV cache is."""
+    age = None if endpoint.sampled_at is None else now - endpoint.sampled_at
+    endpoint.sample_factor = widening(age, fresh_seconds) * kv_risk(endpoint.sample.kv_usage)
 
 
 def _fade_pace(endpoint: Endpoint, now: float) -> None:
@@ -140,7 +147,9 @@ def price(seat: Seat) -> None:
         wait = unread * seat.prefill_per_token
     seat.wait = wait
     seat.step = step
-    outer = seat.outer
+    outer = seat.outer * e.sample_factor
+    if total >= e.ramp_limit:
+        outer *= SLOW_START_FACTOR
     fixed = outer * (wait + seat.prefill_floor) + e.network_seconds
     pool.fixed[position] = tier + (fixed if fixed < 2e4 else 2e4)
     pool.per_input[position] = outer * seat.prefill_per_token

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.capacity import CapacityRow
 from fleet.intent import Intent
-from fleet.locality import Coordinates, Origin, rtt_prior_seconds
+from fleet.locality import Coordinates, Origin, great_circle_km, rtt_prior_seconds
 from fleet.request import RequestFacts
 from fleet.tenancy import matches
 from regional.fleetview.standing import OUT
@@ -22,7 +23,10 @@ REGION_BATCH = 64
 """Batch that capacity rows reckon decode speed at (``fleetview/rows.py``)."""
 UNMEASURED_RTT_SECONDS = 0.15
 """Between two regions of which nothing is known, not even where they are."""
-_MAX_HOMES = 10_000
+PRICES_KEPT_SECONDS = 0.1
+DISTANCES_KEPT_SECONDS = 2.0
+_MAX_PLACES = 10_000
+_MAX_MODELS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,57 +40,81 @@ class RegionChoice:
     """Nothing is left because residency or the tenant's regions allow none that exists."""
 
 
+class _There(NamedTuple):
+    """What a region's aggregates come to for one model, network left out. Seconds; None where nothing is ready."""
+
+    wait: float
+    step: float
+    """For each token of the answer."""
+
+
+class _Peers:
+    """Prices of all live peer regions for one model, for as long as they are taken at their word."""
+
+    __slots__ = ("at", "least_step", "least_wait", "prices")
+
+    def __init__(self, at: float, prices: dict[str, _There]) -> None:
+        self.at = at
+        self.prices = prices
+        self.least_wait = min((p.wait for p in prices.values()), default=OUT)
+        self.least_step = min((p.step for p in prices.values()), default=0.0)
+
+
+class _Near(NamedTuple):
+    """Distances from one place."""
+
+    home: str
+    rtt: dict[str, float]
+    """Round trip to each region, in seconds."""
+    least: float
+    """The shortest to a region other than this router's."""
+
+
 class RegionStep:
     def __init__(self, view: FleetView, border: ResidencyBorder, spill_seconds: float, spill_share: float) -> None:
         self._view = view
         self._border = border
         self._spill_seconds = spill_seconds
         self._spill_share = spill_share
-        self._homes: dict[Coordinates, tuple[str, float]] = {}
+        self._near: dict[Coordinates | None, _Near] = {}
+        self._near_at = -1e18
+        self._peers: dict[str, _Peers] = {}
         self._intent = view.intent
 
     def set_intent(self, intent: Intent, border: ResidencyBorder) -> None:
         self._intent = intent
         self._border = border
-        self._homes.clear()
+        self._near.clear()
+        self._peers.clear()
 
-    def home_of(self, origin: Origin) -> tuple[str, float]:
-        """(region, round trip in seconds) nearest to a client; this region for one whose place is not known."""
-        where = origin.coordinates
-        if where is None:
-            return self._view.region, 0.0
-        found = self._homes.get(where)
-        if found is None:
-            if len(self._homes) >= _MAX_HOMES:
-                self._homes.clear()
-            found = self._homes[where] = self._nearest(where)
-        return found
+    def home_of(self, origin: Origin, now: float) -> str:
+        """The region nearest to a client; this region for one whose place is not known."""
+        return self._distances(origin.coordinates, now).home
 
     def choose(self, asked: Asked, model: str, own_cost: float, excluded: tuple[str, ...], now: float) -> RegionChoice:
         """``own_cost`` is what the best endpoint here costs, infinite when there is none. ``excluded`` have refused already."""
         facts = asked.facts
         own = self._view.region
-        home, home_rtt = self.home_of(facts.origin)
+        near = self._distances(facts.origin.coordinates, now)
+        peers = self._prices(model, now)
+        home = near.home
         own_in = own_cost < OUT and own not in excluded and self._permits(facts, own)
-        if own_in and home == own and own_cost <= self._spill_seconds:
-            return RegionChoice(own, home, ((own, own_cost),))  # nowhere can be so much better
+        if own_in and home == own:
+            # No region can do better than the best of each term.
+            least = near.least + peers.least_wait + asked.output_tokens * peers.least_step
+            if own_cost + near.rtt.get(own, 0.0) <= least + max(self._spill_seconds, self._spill_share * least):
+                return RegionChoice(own, home, ((own, own_cost),))
         costs: dict[str, float] = {}
-        allowed = self._permits(facts, own)
         if own_in:
-            costs[own] = own_cost + self._rtt(home, home_rtt, own, facts.origin)
-        for name in self._intent.regions:
-            if name == own:
+            costs[own] = own_cost + near.rtt.get(own, 0.0)
+        for name, price in peers.prices.items():
+            if name in excluded or not self._permits(facts, name):
                 continue
-            if not self._permits(facts, name):
+            if facts.residency.allow and not self._ready_inside(asked, model, name):
                 continue
-            allowed = True
-            if name in excluded or self._held(name):
-                continue
-            cost = self._cost_there(asked, model, name, now)
-            if cost is not None:
-                costs[name] = cost + self._rtt(home, home_rtt, name, facts.origin)
+            costs[name] = near.rtt[name] + price.wait + asked.output_tokens * price.step
         if not costs:
-            return RegionChoice("", home, (), forbidden=not allowed)
+            return RegionChoice("", home, (), forbidden=not any(self._permits(facts, n) for n in self._known_regions()))
         ranked = tuple(sorted(costs.items(), key=lambda item: (item[1], item[0])))
         best, least = ranked[0]
         stays = home in costs and (
@@ -94,12 +122,16 @@ class RegionStep:
         )
         return RegionChoice(home if stays else best, home, ranked)
 
+    def _known_regions(self) -> tuple[str, ...]:
+        return (self._view.region, *self._intent.regions)
+
     def _permits(self, facts: RequestFacts, name: str) -> bool:
         """The tenant's regions, and residency of at least one of the region's zones as far as they are known."""
         if facts.allowed_regions != ("*",) and not matches(facts.allowed_regions, name):
             return False
         if not facts.residency.allow:
             return True
+        # Zones of other regions may be known summarily or not at all; then the region's own jurisdictions count.
         return any(facts.residency.permits(j) for j in self._jurisdictions(name))
 
     def _jurisdictions(self, name: str) -> list[frozenset[str]]:
@@ -111,21 +143,38 @@ class RegionStep:
         region = self._intent.regions.get(name)
         return region is not None and ("region", region.uid) in self._intent.holds
 
-    def _cost_there(self, asked: Asked, model: str, name: str, now: float) -> float | None:
-        """Seconds in another region by its aggregates, network left out; None when it is down or has nothing for this."""
+    def _prices(self, model: str, now: float) -> _Peers:
+        """Prices of the regions that are up, not held, and have something ready for the model."""
+        found = self._peers.get(model)
+        if found is not None and 0.0 <= now - found.at < PRICES_KEPT_SECONDS:
+            return found
+        if found is None and len(self._peers) >= _MAX_MODELS:
+            self._peers.clear()
+        priced = {
+            name: price
+            for name in self._intent.regions
+            if name != self._view.region and not self._held(name) and (price := self._price_of(name, model, now))
+        }
+        found = self._peers[model] = _Peers(now, priced)
+        return found
+
+    def _price_of(self, name: str, model: str, now: float) -> _There | None:
         peer = self._view.peers.get(name)
         settings = self._view.settings
         if peer is None or not peer.up(now, settings.peer_down_after_seconds):
             return None
-        rows = [
-            r for r in peer.rows if r.model == model and r.endpoints_ready > 0 and self._zone_permits(asked, name, r)
-        ]
+        rows = [r for r in peer.rows if r.model == model and r.endpoints_ready > 0]
         if not rows:
             return None
         waits = [r.expected_wait_seconds for r in rows if r.expected_wait_seconds is not None]
-        wait = min(waits) if waits else UNKNOWN_WAIT_SECONDS
-        step = min((_step(r) for r in rows), default=UNKNOWN_STEP_SECONDS)
-        return (wait + asked.output_tokens * step) * widening(peer.rows_age(now), settings.observed_fresh_seconds)
+        wider = widening(peer.rows_age(now), settings.observed_fresh_seconds)
+        return _There((min(waits) if waits else UNKNOWN_WAIT_SECONDS) * wider, min(_step(r) for r in rows) * wider)
+
+    def _ready_inside(self, asked: Asked, model: str, name: str) -> bool:
+        """Whether the region has something ready in a zone that residency allows."""
+        peer = self._view.peers.get(name)
+        rows = peer.rows if peer is not None else ()
+        return any(r.model == model and r.endpoints_ready > 0 and self._zone_permits(asked, name, r) for r in rows)
 
     def _zone_permits(self, asked: Asked, name: str, row: CapacityRow) -> bool:
         residency = asked.facts.residency
@@ -136,26 +185,44 @@ class RegionStep:
         region = self._intent.regions.get(name)
         return region is not None and residency.permits(region.jurisdictions)
 
-    def _nearest(self, where: Coordinates) -> tuple[str, float]:
-        ranked = sorted(
-            (rtt_prior_seconds(where, r.coordinates), r.name)
-            for r in self._intent.regions.values()
-            if r.coordinates is not None and not r.edge_parent
-        )
-        return (ranked[0][1], ranked[0][0]) if ranked else (self._view.region, 0.0)
+    def _distances(self, where: Coordinates | None, now: float) -> _Near:
+        if now - self._near_at > DISTANCES_KEPT_SECONDS or len(self._near) > _MAX_PLACES:
+            self._near.clear()
+            self._near_at = now
+        found = self._near.get(where)
+        if found is None:
+            found = self._near[where] = self._measure(where)
+        return found
 
-    def _rtt(self, home: str, home_rtt: float, name: str, origin: Origin) -> float:
+    def _measure(self, where: Coordinates | None) -> _Near:
+        own = self._view.region
+        home, home_rtt = own, 0.0
+        if where is not None:
+            ranked = sorted(
+                (great_circle_km(where, r.coordinates), r.name)
+                for r in self._intent.regions.values()
+                if r.coordinates is not None and not r.edge_parent
+            )
+            if ranked:
+                home = ranked[0][1]
+                coordinates = self._intent.regions[home].coordinates
+                home_rtt = rtt_prior_seconds(where, coordinates) if coordinates is not None else 0.0
+        rtt = {name: self._rtt(home, home_rtt, name, where) for name in self._known_regions()}
+        return _Near(home, rtt, min((v for n, v in rtt.items() if n != own), default=OUT))
+
+    def _rtt(self, home: str, home_rtt: float, name: str, where: Coordinates | None) -> float:
         """From the client, not from this router: to its home and on from there where that is measured, else the prior."""
         if name == home:
             return home_rtt
         link = self._intent.links.get((home, name)) or self._intent.links.get((name, home))
         if link is not None and link.rtt_seconds is not None:
             return home_rtt + link.rtt_seconds
-        peer = self._view.peers.get(name if home == self._view.region else home)
-        if peer is not None and peer.rtt_seconds is not None and self._view.region in (home, name):
-            return home_rtt + peer.rtt_seconds
+        if self._view.region in (home, name):
+            peer = self._view.peers.get(name if home == self._view.region else home)
+            if peer is not None and peer.rtt_seconds is not None:
+                return home_rtt + peer.rtt_seconds
         here, there = self._intent.regions.get(home), self._intent.regions.get(name)
-        start = origin.coordinates or (here.coordinates if here is not None else None)
+        start = where or (here.coordinates if here is not None else None)
         if start is None or there is None or there.coordinates is None:
             return home_rtt + UNMEASURED_RTT_SECONDS
         return rtt_prior_seconds(start, there.coordinates)

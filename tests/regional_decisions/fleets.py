@@ -123,6 +123,17 @@ class Rig:
         self.actions.extend(actions)
         return told
 
+    def beat(self, seconds: float) -> None:
+        """Let time pass in steps of 0.1 s, every node reporting what it last did every 0.4 s."""
+        steps = max(1, round(seconds / 0.1))
+        for step in range(steps):
+            if step % 4 == 0:
+                for node in list(self.view.nodes.values()):
+                    if node.reported:
+                        reports = [e.report for e in node.endpoints.values() if e.report is not None]
+                        self.report(node.uid, reports, zone=node.zone, gpus=node.gpus.values(), incarnation=9)
+            self.tick(seconds / steps)
+
     def tick(self, seconds: float = 0.05) -> tuple[Action, ...]:
         self.now += seconds
         actions = self.core.tick(self.now)
