@@ -21,9 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psycopg
+import redis
 
 RUN_DIR = "HEADRACE_TEST_RUN_DIR"
 START_SECONDS = 60.0
@@ -123,8 +126,9 @@ def _start_postgres(folder: Path) -> dict[str, Any]:
     for key, value in settings.items():
         command += ["-c", f"{key}={value}"]
     pid = _spawn(command, user, env, home / "log")
-    _wait_for_port(port, pid, home / "log")
-    return {"url": f"postgresql://postgres@127.0.0.1:{port}/postgres", "pid": pid, "command": command[0]}
+    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    _wait(lambda: psycopg.connect(url, connect_timeout=2).close(), pid, home / "log")
+    return {"url": url, "pid": pid, "command": command[0]}
 
 
 def _server_user() -> str | None:
@@ -179,8 +183,10 @@ def _start_redis(folder: Path) -> dict[str, Any]:
         "256",
     ]
     pid = _spawn(command, None, _environment(None), folder / "redis.log")
-    _wait_for_port(port, pid, folder / "redis.log")
-    return {"url": f"redis://127.0.0.1:{port}", "pid": pid, "command": program}
+    url = f"redis://127.0.0.1:{port}"
+    with redis.Redis.from_url(url) as client:
+        _wait(client.ping, pid, folder / "redis.log")
+    return {"url": url, "pid": pid, "command": program}
 
 
 def _valkey_of_wheel() -> str | None:
@@ -231,17 +237,21 @@ def _spawn(command: Sequence[str], user: str | None, env: Mapping[str, str], log
     return process.pid
 
 
-def _wait_for_port(port: int, pid: int, log: Path) -> None:
+def _wait(answers: Callable[[], object], pid: int, log: Path) -> None:
+    """Until the server answers: a port that is open may still say that it is starting up."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        with contextlib.suppress(OSError, psycopg.OperationalError, redis.ConnectionError):
+            answers()
             return
         if not _alive(pid):
-            raise NoService(f"a test server did not start: {log.read_text(errors='replace').strip()[-300:]}")
+            raise NoService(f"a test server did not start: {_tail(log)}")
         time.sleep(0.05)
-    raise NoService(
-        f"a test server did not listen within {START_SECONDS:.0f} s: {log.read_text(errors='replace').strip()[-300:]}"
-    )
+    raise NoService(f"a test server did not answer within {START_SECONDS:.0f} s: {_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace").strip()[-300:]
 
 
 def _alive(pid: int) -> bool:
