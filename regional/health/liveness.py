@@ -217,15 +217,13 @@ class Liveness:
         )
 
     def _interval(self, watch: _Watch, answered: bool) -> float:
+        """Seconds to the next probe; with many endpoints under observation each is asked more rarely."""
         s = self.settings
+        crowd = max(1.0, len(self._watches) / s.quick_watches)
         if answered:
-            return s.probe_interval_seconds
-        slow = watch.misses - s.quick_probes
-        return (
-            s.down_probe_interval_seconds
-            if slow <= 0
-            else min(s.dead_probe_interval_seconds, s.down_probe_interval_seconds * 2.0 ** min(slow, 10))
-        )
+            return s.probe_interval_seconds * crowd
+        slower = 2.0 ** min(max(0, watch.misses - s.quick_probes), 10)
+        return min(max(s.dead_probe_interval_seconds, crowd), s.down_probe_interval_seconds * slower * crowd)
 
     def _watched(self, endpoint: Endpoint, now: float) -> bool:
         """Whether there is still a reason to ask it directly."""

@@ -186,6 +186,7 @@ class Life:
             None if first is None else first - self._started,
             usage,
             self._reject,
+            facts.origin.country or facts.origin.continent,
         )
         return self._record
 
@@ -357,7 +358,7 @@ class Life:
         )
         if facts.deadline_seconds is not None and facts.deadline_seconds < left:
             left = facts.deadline_seconds
-        return max(0.001, self._started + left - now)
+        return max(0.001, left - (now - self._started))
 
     def _too_late(self, now: float) -> RejectReason | None:
         facts = self._facts

@@ -191,3 +191,5 @@ class RequestRecord:
     first_byte_seconds: float | None
     usage: Usage
     reject_reason: RejectReason | None = None
+    origin: str = ""
+    """Country of the client, else its continent; empty when neither is known."""

@@ -88,6 +88,8 @@ class Rig:
     now: float = 1000.0
     sequences: dict[str, int] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
+    _probing: list[tuple[float, str]] = field(default_factory=list)
+    _steps: int = 0
 
     @property
     def view(self) -> FleetView:
@@ -133,6 +135,25 @@ class Rig:
                         reports = [e.report for e in node.endpoints.values() if e.report is not None]
                         self.report(node.uid, reports, zone=node.zone, gpus=node.gpus.values(), incarnation=9)
             self.tick(seconds / steps)
+
+    def run(self, seconds: float, answered: Mapping[str, bool] | None = None, beating: Iterable[str] = ()) -> None:
+        """Time passes in ticks of 50 ms. Probes are answered as said, after the time their tries take; the nodes of the
+        endpoints named in ``beating`` report every 0.4 s."""
+        answered = answered or {}
+        for _ in range(round(seconds / 0.05)):
+            self._steps += 1
+            if self._steps % 8 == 0:
+                for name in beating:
+                    self.report(f"node-{name}", [endpoint(name, [f"GPU-{name}"])], gpus=[gpu(f"GPU-{name}")])
+            for action in self.tick(0.05):
+                if isinstance(action, ProbeEndpoints):
+                    for target in action.targets:
+                        good = answered.get(target.endpoint_uid, True)
+                        cost = 0.005 if good else action.tries * action.timeout_seconds
+                        self._probing.append((self.now + cost, target.endpoint_uid))
+            for due, uid in [w for w in self._probing if w[0] <= self.now]:
+                self._probing.remove((due, uid))
+                self.actions += self.core.on_probe(uid, answered.get(uid, True), self.now)
 
     def tick(self, seconds: float = 0.05) -> tuple[Action, ...]:
         self.now += seconds
