@@ -416,7 +416,8 @@ class _Router:
         return IdentityKeys(self.intent().secrets.identity_keys, None if in_touch else self.freshness.heard_wall)
 
     def _request_over(self, record: RequestRecord) -> None:
-        self.demand.add(record.entry_region, record, self.clock.monotonic())
+        if record.entry_region == self.who.region:  # what came by a hop counts where it entered
+            self.demand.add(record, self.clock.monotonic())
 
 
 def _request_settings(settings: RouterSettings) -> RequestSettings:

@@ -15,6 +15,8 @@ from regional.shared.base import RouterLoad, SharedState
 INTERVAL_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0
 """Between attempts while the shared state cannot be reached."""
+ECHO_SECONDS = 0.05
+"""A pause that ends at most this much later than the one a sibling imposed is that one."""
 
 
 class LoadView(Protocol):
@@ -60,6 +62,8 @@ class Siblings:
         self._sequence = 0
         self._order: dict[str, tuple[int, int]] = {}
         self._heard: dict[str, tuple[float, RouterLoad]] = {}
+        self._imposed: dict[str, float] = {}
+        """Until when siblings keep this router off endpoints."""
         self._reachable: bool | None = None
 
     def routers(self) -> list[RouterLoad]:
@@ -99,7 +103,7 @@ class Siblings:
             tuple(self._me.grpc_addresses()),
             tuple(self._me.http_addresses()),
             dict(self._view.own_load()),
-            dict(self._view.own_bans(self._clock.monotonic())),
+            self._own_bans(self._clock.monotonic()),
         )
         exchange = await self._state.exchange(own, ())
         self._note_reachable(True, "")
@@ -111,11 +115,22 @@ class Siblings:
                 self._order[load.router_uid] = load.order
                 self._view.set_sibling_load(load.router_uid, load.outstanding, now)
                 self._view.set_sibling_bans(load.router_uid, load.bans, now)
+                for uid, seconds in load.bans.items():
+                    self._imposed[uid] = max(self._imposed.get(uid, now), now + seconds)
                 self._heard[load.router_uid] = (now, load)
         for uid in [uid for uid, (at, _) in self._heard.items() if now - at > 60.0]:
             del self._heard[uid], self._order[uid]
         if before != {uid: load.grpc_addresses for uid, (_, load) in self._heard.items()}:
             self._on_routers_changed()
+
+    def _own_bans(self, now: float) -> dict[str, float]:
+        """Pauses to pass on. One that a sibling imposed is not said back to it: two routers would keep it up for ever."""
+        self._imposed = {uid: until for uid, until in self._imposed.items() if until > now}
+        return {
+            uid: seconds
+            for uid, seconds in self._view.own_bans(now).items()
+            if now + seconds > self._imposed.get(uid, now) + ECHO_SECONDS
+        }
 
     def _note_reachable(self, ok: bool, why: str) -> None:
         if ok != self._reachable:

@@ -38,13 +38,17 @@ class DemandMeter:
     def __init__(self) -> None:
         self._rates: dict[_Key, _Rate] = {}
 
-    def add(self, origin: str, record: RequestRecord, now: float) -> None:
-        """Count one request. Beyond the bound, new combinations are counted under their origin only."""
+    def add(self, record: RequestRecord, now: float) -> None:
+        """Count one request; a client of unknown origin counts as one of the region it came to.
+
+        Beyond the bound, new combinations are counted under their origin only.
+        """
+        origin = record.origin or record.entry_region
         key = (origin, record.model, record.sla_class)
         rate = self._rates.get(key)
         if rate is None:
             if len(self._rates) >= MAX_ROWS:
-                key = (origin[:2], "", "")
+                key = (origin, "", "")
             rate = self._rates.setdefault(key, _Rate(now))
         rate.fade(now)
         rate.requests += 1.0

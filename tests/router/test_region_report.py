@@ -121,8 +121,9 @@ def record(model: str = "m", tokens: int = 100) -> RequestRecord:
 def test_demand_is_a_smoothed_rate_that_fades() -> None:
     meter = DemandMeter()
     for i in range(1000):
-        meter.add("eu", record(), i / 10)
+        meter.add(record(), i / 10)
     (row,) = meter.rows(100.0)
+    assert row.origin == "eu", "an unknown origin is the region the client came to"
     assert 9.0 < row.requests_per_second < 10.5
     assert 900 < row.input_tokens_per_second < 1050
     assert meter.rows(100.0 + 20 * WINDOW_SECONDS) == ()
@@ -131,7 +132,7 @@ def test_demand_is_a_smoothed_rate_that_fades() -> None:
 def test_demand_rows_are_bounded() -> None:
     meter = DemandMeter()
     for i in range(MAX_ROWS + 500):
-        meter.add("eu", record(f"m{i}"), 1.0)
+        meter.add(record(f"m{i}"), 1.0)
     assert len(meter.rows(1.0)) <= MAX_ROWS + 1
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Mapping
 from pathlib import Path
 
-from fleet.clock import SystemClock
+from fleet.clock import ManualClock, SystemClock
 from regional.settings import RouterSettings
 from regional.shared.memory import MemoryHub, MemoryShared
+from regional.shared.siblings import Myself, Siblings
 from tests.router.engines import BareEngine
 from tests.router.routers import RunningRouter, fleet_file, router
 from tests.router.scripted_agent import ScriptedAgent
@@ -81,3 +84,46 @@ async def test_agents_are_told_all_routers_of_their_region(tmp_path: Path) -> No
                 directive = await call.read()
                 assert not directive.rejoin, "one identity is good at every router of the region"
                 call.cancel()
+
+
+class BanView:
+    """The part of the fleet view that holds pauses, as the real one keeps them."""
+
+    def __init__(self) -> None:
+        self.until: dict[str, float] = {}
+
+    def own_load(self) -> dict[str, tuple[int, float]]:
+        return {}
+
+    def own_bans(self, now: float) -> dict[str, float]:
+        return {uid: until - now for uid, until in self.until.items() if until > now}
+
+    def set_sibling_load(self, router_uid: str, load: object, now: float) -> None:
+        return None
+
+    def set_sibling_bans(self, router_uid: str, bans: Mapping[str, float], now: float) -> None:
+        for uid, seconds in bans.items():
+            self.until[uid] = max(self.until.get(uid, 0.0), now + seconds)
+
+
+async def test_case_r09_a_pause_reaches_siblings_and_does_not_echo_for_ever() -> None:
+    hub, clock, rng = MemoryHub(), ManualClock(), random.Random(1)
+    views = {uid: BanView() for uid in ("a", "b", "c")}
+    loops = {
+        uid: Siblings(
+            MemoryShared(hub, clock), Myself(uid, 1, list, list), view, clock, rng, lambda: None, lambda ok, why: None
+        )
+        for uid, view in views.items()
+    }
+    views["a"].until["e"] = clock.monotonic() + 2.0
+    for _ in range(3):
+        for loop in loops.values():
+            await loop.once()
+            clock.advance(0.2)
+    assert views["b"].own_bans(clock.monotonic())
+    assert views["c"].own_bans(clock.monotonic())
+    for _ in range(10):
+        for loop in loops.values():
+            await loop.once()
+            clock.advance(0.2)
+    assert [view.own_bans(clock.monotonic()) for view in views.values()] == [{}, {}, {}]
