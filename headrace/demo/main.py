@@ -106,26 +106,32 @@ async def _demo(plan: Layout, directory: Path, options: Options) -> int:
         )
         show.follow(traffic)
         stop = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(traffic.run(stop))
-            results: list[RungResult] = []
-            if options.ladder:
-                results = await Ladder(stage, traffic, show.say).climb(show.result)
-                ok = all(result.ok for result in results)
-            else:
-                await asyncio.sleep(_NO_LADDER_SECONDS)
-                ok = bool(traffic.done) and all(served.outcome == "ok" for served in traffic.done)
-            seconds = time.monotonic() - began
-            if options.ladder:
-                show.summary(results, seconds)
-            if options.json:
-                verdict = {"rungs": [result.as_json() for result in results], "ok": ok, "seconds": round(seconds, 1)}
-                print(jsonlib.dumps(verdict), flush=True)  # noqa: T201  what was asked for
-            if not options.once:
-                traffic.set_rate(_QUIET_RATE)
-                show.how_to_use(stage.credentials)
-                show.say("stays up until Ctrl-C")
-                await asyncio.Event().wait()
-            stop.set()
-            await sending
+        sending = asyncio.get_running_loop().create_task(traffic.run(stop))
+        stack.push_async_callback(_cancelled, sending)
+        results: list[RungResult] = []
+        if options.ladder:
+            results = await Ladder(stage, traffic, show.say).climb(show.result)
+            ok = all(result.ok for result in results)
+        else:
+            await asyncio.sleep(_NO_LADDER_SECONDS)
+            ok = bool(traffic.done) and all(served.outcome == "ok" for served in traffic.done)
+        seconds = time.monotonic() - began
+        if options.ladder:
+            show.summary(results, seconds)
+        if options.json:
+            verdict = {"rungs": [result.as_json() for result in results], "ok": ok, "seconds": round(seconds, 1)}
+            print(jsonlib.dumps(verdict), flush=True)  # noqa: T201  what was asked for
+        if not options.once:
+            traffic.set_rate(_QUIET_RATE)
+            show.how_to_use(stage.credentials)
+            show.say("stays up until Ctrl-C")
+            await asyncio.Event().wait()
+        stop.set()
+        await sending
     return 0 if ok else 1
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """End a task that may have ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
