@@ -15,7 +15,7 @@ from grpc_health.v1 import _async as aio_health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fleet.process.health import Readiness
-from fleet.process.serve import BindError, bind_error
+from fleet.process.serve import bind, bind_error
 from fleet.process.tls import TlsFiles
 
 MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -74,19 +74,30 @@ class Server:
         """The port in use, also when 0 was asked for."""
         self._health = servicer
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Future[None] | None = None
+        self._stopping: asyncio.Future[None] | None = None
 
     async def serve(self, stop: asyncio.Event, *, grace_seconds: float = 5.0) -> None:
         """Serve until ``stop`` is set, then let calls end for at most ``grace_seconds``."""
-        await self.raw.start()
+        # A start that is cancelled half-way leaves gRPC's own loop broken, so it is always let finish.
+        self._starting = asyncio.ensure_future(self.raw.start())
         try:
+            await asyncio.shield(self._starting)
             await stop.wait()
         finally:
             await self.stop(grace_seconds)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Say NOT_SERVING, take no new calls, end the running ones. May be called more than once."""
+        """Say NOT_SERVING, take no new calls, end the running ones.
+
+        May be called more than once, also while a call is under way: gRPC itself cannot be shut down twice.
+        """
         await self._health.enter_graceful_shutdown()
-        await self.raw.stop(grace_seconds)
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self.raw.stop(grace_seconds))
+        await asyncio.shield(self._stopping)
         for task in list(self._tasks):
             task.cancel()
 
@@ -130,6 +141,8 @@ def make_server(
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     register(server)
     address = grpc_address(host, port)
+    if not reuse_port:
+        bind(host, port, flag=flag).close()  # for a clear error: gRPC would only say that it failed
     try:
         if tls is not None and tls.serves:
             bound = server.add_secure_port(address, tls.grpc_server_credentials())
@@ -138,7 +151,7 @@ def make_server(
     except RuntimeError:
         bound = 0
     if bound == 0:
-        raise _why(host, port, flag)
+        raise bind_error(host.strip("[]"), port, flag, None)
     made = Server(server, bound, servicer)
     if readiness is not None:
         made.follow(readiness, services)
@@ -176,14 +189,3 @@ def grpc_address(host: str, port: int) -> str:
     """``host:port`` with brackets where IPv6 wants them."""
     bare = host.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
-
-
-def _why(host: str, port: int, flag: str) -> BindError:
-    """gRPC only says that binding failed; ask the operating system why."""
-    from fleet.process.serve import bind
-
-    try:
-        bind(host, port, flag=flag).close()
-    except BindError as error:
-        return error
-    return bind_error(host, port, flag, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -44,14 +45,15 @@ def drain(
     """Cordon it and let its sessions go; it is drained when nothing runs there."""
     limit = seconds(deadline, "--deadline")
     if abort:
-        _act(target, "abort", reason, server, context)
+        _act(target, "uncordon", reason, server, context)
         print(f"{target} drain ended")
         return
+    began = datetime.now(UTC)
     _act(target, "drain", reason, server, context)
     if not wait:
         print(f"{target} draining")
         return
-    _wait_until_empty(target, limit, server, context)
+    _wait_until_empty(target, began, limit, server, context)
     print(f"{target} drained")
 
 
@@ -64,16 +66,19 @@ def _act(target: str, action: str, reason: str, server: str | None, context: str
         return api.post(f"{plural}/{segment(name)}:{action}", {"reason": reason} if reason else {})
 
 
-def _wait_until_empty(target: str, limit: float, server: str | None, context: str | None) -> None:
-    from headrace.cli.api import connect, segment
+def _wait_until_empty(target: str, began: datetime, limit: float, server: str | None, context: str | None) -> None:
+    from headrace.cli.api import connect
     from headrace.cli.kinds import held
 
     plural, name = held(target)
     ends = time.monotonic() + limit
     with connect(server, context) as api:
         while True:
-            status = api.get(f"{plural}/{segment(name)}").get("status") or {}
-            running = status.get("inflight")
+            running = (
+                _running_in(api, plural, name)
+                if plural in ("regions", "zones")
+                else _running_on(api, plural, name, began)
+            )
             if running == 0:
                 return
             if time.monotonic() >= ends:
@@ -81,3 +86,33 @@ def _wait_until_empty(target: str, limit: float, server: str | None, context: st
                 raise CliError(f"{target} is not drained after {limit:g} s: {said}; it stays cordoned")
             print(f"{target}: {'unknown' if running is None else running} in flight", file=sys.stderr)
             time.sleep(1.0)
+
+
+def _running_in(api: Any, plural: str, name: str) -> int | None:
+    """Requests in flight in a region or zone, by its routers' latest reports; None while none of them reports."""
+    capacity = api.get("capacity")
+    rows = [row for row in capacity["items"] if row["region" if plural == "regions" else "zone"] == name]
+    region = name if plural == "regions" else next((row["region"] for row in rows), None)
+    if not any(r["connected"] for r in capacity["regions"] if r["name"] == region):
+        return None
+    return sum(int(row["inflight"]) + int(row["waiting"] or 0) for row in rows)
+
+
+def _running_on(api: Any, plural: str, name: str, began: datetime) -> int | None:
+    """Requests that engines on a node, behind an endpoint or on a GPU run; None unless all were read after ``began``."""
+    total = 0
+    for endpoint in api.listing("endpoints"):
+        seen = endpoint["status"]["observed"]
+        on_it = {
+            "nodes": endpoint["spec"].get("node") == name,
+            "endpoints": endpoint["name"] == name,
+            "gpus": name in (seen.get("gpu_uuids") or []),
+        }
+        if not on_it[plural]:
+            continue
+        load = seen.get("load") or {}
+        fresh = "last_seen_at" in seen and datetime.fromisoformat(seen["last_seen_at"]) > began
+        if not fresh or load.get("running") is None:
+            return None
+        total += load["running"] + (load.get("waiting") or 0)
+    return total

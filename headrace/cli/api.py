@@ -46,8 +46,8 @@ class Api:
             )
         except (OSError, ssl.SSLError) as error:
             raise CliError(f"CA file {where.ca}: {error}") from None
-        except (httpx2.InvalidURL, ValueError, UnicodeError) as error:
-            raise CliError(f"{where.server!r} is not an address such as http://127.0.0.1:7610 ({error})") from None
+        except (httpx2.InvalidURL, ValueError):
+            raise CliError(f"{where.server!r} is not an address such as http://127.0.0.1:7610") from None
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +78,9 @@ class Api:
             answer = self._client.request(method, path, params=wanted, json=body, headers=dict(headers or {}))
         except httpx2.TimeoutException:
             raise CliError(f"{self._server} did not answer within {_TIMEOUT_SECONDS:.0f} s") from None
-        except (httpx2.RequestError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol):
+            raise CliError(f"{self._server!r} is not an address such as http://127.0.0.1:7610") from None
+        except httpx2.RequestError as error:
             raise CliError(self._unreachable(error)) from None
         if answer.status_code >= 400:
             raise refusal(answer.status_code, answer.content, self._server)
@@ -133,7 +135,8 @@ def refusal(status: int, content: bytes, server: str) -> ApiError:
         message = str(problem["title"])
         if problem.get("detail"):
             message += f": {problem['detail']}"
-        fields = [f"{e.get('pointer') or '/'}: {e.get('reason', '')}" for e in problem.get("errors") or []]
+        errors = [e for e in problem.get("errors") or [] if str(e.get("reason")) not in message]
+        fields = [f"{e.get('pointer') or '/'}: {e.get('reason', '')}" for e in errors]
         if fields:
             message += " (" + "; ".join(fields) + ")"
     if status == 401:

@@ -144,10 +144,7 @@ async def _router(settings: Any, report: Report) -> None:
         report.wrong("intent", "neither CONTROLPLANE nor --fleet is given; a router needs one of them")
     if settings.redis_url:
         await report.tried("redis", lambda: _redis(settings.redis_url), "check REDIS_URL; routers go on without it")
-    if settings.state_dir:
-        _state_directory(settings.state_dir, report)
-    else:
-        report.note("STATE_DIR", "not set; after a restart without a control plane this router knows nothing")
+    _state_directory(settings.state_dir, report)
     ports = [("--port", settings.port), ("--grpc-port", settings.grpc_port), ("--admin-port", settings.admin_port)]
     _ports(settings.host, ports, report)
     _tls(settings, report)
@@ -298,6 +295,9 @@ def _state_directory(path: str, report: Report) -> None:
     from fleet.errors import InvalidInput
     from fleet.process.incarnation import hold_state_directory
 
+    if not path:
+        report.note("STATE_DIR", "not set; a restart begins with nothing")
+        return
     if not Path(path).exists():
         report.note("state directory", f"{path} is made at the first start")
         return

@@ -12,7 +12,7 @@ from headrace.cli.options import Context, Output, OutputOption, Selector, Server
 from headrace.cli.output import Column, field
 
 EVENT_COLUMNS: Sequence[Column] = (
-    ("TIME", field("created_at")),
+    ("TIME", field("occurred_at")),
     ("SEVERITY", field("severity")),
     ("REASON", field("reason")),
     ("OBJECT", lambda e: f"{e.get('kind', '')}/{e.get('name', '')}"),
@@ -20,7 +20,7 @@ EVENT_COLUMNS: Sequence[Column] = (
     ("MESSAGE", field("message")),
 )
 AUDIT_COLUMNS: Sequence[Column] = (
-    ("TIME", field("created_at")),
+    ("TIME", field("occurred_at")),
     ("ACTOR", field("actor")),
     ("ACTION", field("action")),
     ("OBJECT", lambda e: f"{e.get('kind', '')}/{e.get('name', '')}"),
@@ -28,35 +28,46 @@ AUDIT_COLUMNS: Sequence[Column] = (
     ("REQUEST", field("request_id")),
 )
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many, newest last.")]
-Fields = Annotated[str | None, typer.Option("--field-selector", help="Such as kind=node,name=eu-west-a-1.")]
+Of = Annotated[
+    str | None, typer.Option("--of", metavar="KIND[/NAME]", help="Only of this kind or resource.", show_default=False)
+]
 
 
 def events(
     limit: Limit = 50,
-    field_selector: Fields = None,
+    of: Of = None,
+    region: Annotated[str | None, typer.Option(help="Only of this region.", show_default=False)] = None,
+    reason: Annotated[str | None, typer.Option(help="Only this reason, such as NodeDead.", show_default=False)] = None,
+    severity: Annotated[str | None, typer.Option(help="info, warning or error.", show_default=False)] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on and print new ones.")] = False,
     server: Server = None,
     context: Context = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """What happened: nodes, GPUs and regions that died or came back, refused snapshots, drains."""
-    _newest("events", EVENT_COLUMNS, limit, field_selector, server, context, output, watch=watch)
+    wanted = _of(of) | {"region": region, "reason": reason, "severity": severity}
+    _newest("events", EVENT_COLUMNS, limit, wanted, server, context, output, watch=watch)
 
 
 def audit(
     limit: Limit = 50,
-    field_selector: Fields = None,
+    of: Of = None,
+    actor: Annotated[str | None, typer.Option(help="Only by this token.", show_default=False)] = None,
+    action: Annotated[str | None, typer.Option(help="Only this action, such as create.", show_default=False)] = None,
     server: Server = None,
     context: Context = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Who changed what."""
-    _newest("audit", AUDIT_COLUMNS, limit, field_selector, server, context, output, watch=False)
+    wanted = _of(of) | {"actor": actor, "action": action}
+    _newest("audit", AUDIT_COLUMNS, limit, wanted, server, context, output, watch=False)
 
 
 def gpus(
     selector: Selector = None,
-    field_selector: Fields = None,
+    field_selector: Annotated[
+        str | None, typer.Option(help="Such as status.observed.node=eu-west-a-1.", show_default=False)
+    ] = None,
     server: Server = None,
     context: Context = None,
     output: OutputOption = Output.TABLE,
@@ -87,22 +98,28 @@ def locate(
         origin = result.get("origin") or {}
         where = [origin.get(key) for key in ("address", "country", "continent", "latitude", "longitude", "source")]
         print_table(["ADDRESS", "COUNTRY", "CONTINENT", "LATITUDE", "LONGITUDE", "SOURCE"], [where])
-        rows = [[r.get("region"), _milliseconds(r)] for r in result.get("regions") or []]
-        if rows:
+        regions = result.get("regions") or []
+        if regions:
             print()
-            print_table(["REGION", "RTT_MS"], rows)
+            rows = [[r["name"], r["expected_ms"], r["routers_ready"], r["public_url"]] for r in regions]
+            print_table(["REGION", "RTT_MS", "ROUTERS", "URL"], rows)
 
 
-def _milliseconds(region: dict[str, Any]) -> str | None:
-    value = region.get("rtt_ms")
-    return None if value is None else f"{value:.0f}"
+def _of(text: str | None) -> dict[str, Any]:
+    """``KIND`` or ``KIND/NAME`` as the filters ``kind`` (singular) and ``name``."""
+    from headrace.cli.kinds import PLURAL_TO_SINGULAR, kind_and_name
+
+    if text is None:
+        return {}
+    plural, name = kind_and_name(text, None)
+    return {"kind": PLURAL_TO_SINGULAR[plural], "name": name}
 
 
 def _newest(
     path: str,
     columns: Sequence[Column],
     limit: int,
-    field_selector: str | None,
+    wanted: dict[str, Any],
     server: str | None,
     context: str | None,
     output: Output,
@@ -115,14 +132,14 @@ def _newest(
     from headrace.cli.output import print_records
 
     with connect(server, context) as api:
-        items = api.get(path, page_size=limit, field_selector=field_selector).get("items", [])
+        items = api.get(path, page_size=limit, **wanted)["items"]
         print_records(columns, list(reversed(items)), output, f"no {path}")
-        seen = {item.get("uid") for item in items}
+        seen = {item["uid"] for item in items} if watch else set()
         while watch:
             sys.stdout.flush()
             time.sleep(1.0)
-            items = api.get(path, page_size=limit, field_selector=field_selector).get("items", [])
-            fresh = [item for item in reversed(items) if item.get("uid") not in seen]
+            items = api.get(path, page_size=limit, **wanted)["items"]
+            fresh = [item for item in reversed(items) if item["uid"] not in seen]
             if fresh:
                 print_records(columns, fresh, output, "")
-            seen |= {item.get("uid") for item in fresh}
+            seen |= {item["uid"] for item in fresh}

@@ -12,6 +12,8 @@ from headrace.cli import access, actions, check, config, database, looking, proc
 from headrace.cli.errors import FAILED, CliError, lines_of, say
 
 _HELP = "Headrace routes AI inference to GPUs across regions, zones and nodes."
+_COMPLETE = "_HEADRACE_COMPLETE"
+"""Set by the shell's completion script."""
 _SERVING = "Serve"
 _DECLARATIVE = "Say what you want"
 _LOOKING = "Look"
@@ -68,11 +70,13 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; its exit status."""
     from fleet.errors import HeadraceError
 
+    if _COMPLETE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
         command = typer.main.get_command(build())
-        status = command.main(
-            args=list(arguments), prog_name="headrace", complete_var="_HEADRACE_COMPLETE", standalone_mode=False
-        )
+        status = command.main(args=list(arguments), prog_name="headrace", complete_var=_COMPLETE, standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except typer.TyperException as error:

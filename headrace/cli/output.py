@@ -73,23 +73,26 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     ),
     "nodes": (
         ("ZONE", field("spec.zone")),
-        ("READY", condition("Ready")),
+        ("STATE", field("status.observed.state")),
         ("DEVICES", condition("DevicesHealthy")),
         ("CORDONED", condition("Cordoned")),
         ("DRAINING", condition("Draining")),
     ),
     "gpus": (
         ("NODE", field("status.observed.node")),
+        ("INDEX", field("status.observed.index")),
         ("PRODUCT", field("status.observed.product")),
-        ("STATE", field("status.observed.state")),
-        ("MEMORY_MIB", field("status.observed.memory_mib")),
-        ("REASON", field("status.observed.reason")),
+        ("HEALTH", field("status.observed.health")),
+        ("USED_MIB", field("status.observed.memory_used_mib")),
+        ("TOTAL_MIB", field("status.observed.memory_total_mib")),
+        ("CELSIUS", field("status.observed.temperature_celsius")),
+        ("WHY", field("status.observed.health_reason")),
     ),
     "endpoints": (
         ("NODE", field("spec.node")),
         ("ENGINE", field("spec.engine")),
         ("MODELS", _served),
-        ("REACHABLE", condition("Reachable")),
+        ("STATE", field("status.observed.state")),
         ("URL", field("spec.url")),
     ),
     "models": (
@@ -127,7 +130,9 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "join-tokens": (
         ("ZONE", field("spec.zone")),
         ("NODE", field("spec.node")),
-        ("EXPIRES", field("spec.expires_at")),
+        ("USED", field("status.observed.used")),
+        ("USES", field("spec.uses")),
+        ("EXPIRES", field("status.observed.expires_at")),
     ),
     "admin-tokens": (
         ("ROLE", field("spec.role")),

@@ -41,7 +41,7 @@ def controlplane(
     if settings is not None:
         from controlplane.main import run
 
-        _serve("controlplane", settings, lambda stop: run(settings, stop=stop, ready=_ready("controlplane")))
+        _serve("controlplane", settings, lambda stop: run(settings, stop=stop, on_bound=_bound("controlplane")))
 
 
 def router(
@@ -87,7 +87,13 @@ def router(
         _serve(
             "router",
             settings,
-            lambda stop: run(settings, stop=stop, ready=_ready("router"), embedded_agent_factory=create),
+            lambda stop: run(
+                settings,
+                stop=stop,
+                ready=_ready("router"),
+                on_bound=_bound("router"),
+                embedded_agent_factory=create,
+            ),
         )
 
 
@@ -177,6 +183,15 @@ def _ready(process: str) -> Callable[[], None]:
         from fleet.process.logs import get_logger
 
         get_logger(process).info("ready")
+
+    return told
+
+
+def _bound(process: str) -> Callable[[str, int], None]:
+    def told(name: str, port: int) -> None:
+        from fleet.process.logs import get_logger
+
+        get_logger(process).info("listening", on=name, port=port)
 
     return told
 

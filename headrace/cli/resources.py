@@ -13,7 +13,6 @@ from headrace.cli.errors import CliError
 from headrace.cli.options import Context, Output, OutputOption, Selector, Server
 
 File = Annotated[str, typer.Option("--file", "-f", help="Fleet file, or - for standard input.", show_default=False)]
-_ACTIONS = {"create": "created", "update": "changed", "delete": "deleted", "unchanged": "unchanged"}
 
 
 def apply(
@@ -34,12 +33,10 @@ def apply(
     if output in (Output.JSON, Output.YAML):
         _print(result, output)
         return
-    changes = result.get("changes", [])
-    for change in changes:
-        done = _ACTIONS.get(str(change.get("action")), str(change.get("action")))
-        print(f"{change.get('kind')}/{change.get('name')} {done}{' (dry run)' if dry_run else ''}")
-    if not changes:
-        print("nothing to change", file=sys.stderr)
+    for change in result["changes"]:
+        print(f"{change['kind']}/{change['name']} {change['action']}{' (dry run)' if dry_run else ''}")
+        if change.get("secret"):
+            print(f"  secret, shown this once: {change['secret']}")
 
 
 def diff(file: File, server: Server = None, context: Context = None, output: OutputOption = Output.TABLE) -> None:
@@ -48,14 +45,14 @@ def diff(file: File, server: Server = None, context: Context = None, output: Out
         result = _apply(file, server, context, dry_run=True, prune=False, selector=None)
     except CliError as error:
         raise CliError(str(error), 3 if error.status == 1 else error.status) from None
-    changed = [c for c in result.get("changes", []) if c.get("action") != "unchanged"]
+    changed = [c for c in result["changes"] if c["action"] != "unchanged"]
     if output in (Output.JSON, Output.YAML):
         _print(result, output)
     else:
         for change in changed:
-            print(f"{_ACTIONS.get(str(change['action']), change['action'])}: {change['kind']}/{change['name']}")
-            for line in change.get("diff") or []:
-                print(f"  {_difference(line)}")
+            print(f"{change['kind']}/{change['name']} {change['action']}")
+            for line in change["diff"]:
+                print(f"  {line['pointer']}: {_value(line['from'])} -> {_value(line['to'])}")
     raise typer.Exit(1 if changed else 0)
 
 
@@ -114,8 +111,7 @@ def describe(
         raise CliError(f"say which: headrace describe {kind} NAME", 2)
     with connect(server, context) as api:
         print_yaml([api.get(f"{plural}/{segment(name)}")])
-        selector = f"kind={PLURAL_TO_SINGULAR[plural]},name={name}"
-        events = api.get("events", field_selector=selector, page_size=20).get("items", [])
+        events = api.get("events", kind=PLURAL_TO_SINGULAR[plural], name=name, page_size=20)["items"]
     print()
     print_records(EVENT_COLUMNS, events, Output.TABLE, "no events")
 
@@ -153,10 +149,10 @@ def _apply(
         raise CliError(f"{file}: there is no document in it")
     params: dict[str, Any] = {"dry_run": True} if dry_run else {}
     if prune:
-        params |= {"prune": True, "label_selector": selector}
+        params["prune"] = selector
     with connect(server, context) as api:
-        result = api.request("POST", "apply", params=params, body=[d.manifest() for d in documents])
-    return result if isinstance(result, dict) else {"changes": []}
+        result: dict[str, Any] = api.request("POST", "apply", params=params, body=[d.manifest() for d in documents])
+    return result
 
 
 def _print(value: Any, output: Output) -> None:
@@ -165,10 +161,10 @@ def _print(value: Any, output: Output) -> None:
     print_json(value) if output is Output.JSON else print_yaml([value])
 
 
-def _difference(line: Any) -> str:
-    if isinstance(line, dict):
-        return f"{line.get('pointer', '')}: {line.get('before')!r} -> {line.get('after')!r}"
-    return str(line)
+def _value(value: Any) -> str:
+    import json
+
+    return "nothing" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _follow(
