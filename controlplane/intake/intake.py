@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from uuid import UUID, uuid4, uuid5
 
 from sqlalchemy import select
@@ -27,7 +28,7 @@ from controlplane.intake.writer import (
     write_unknown,
 )
 from controlplane.registry.inventory import items_of, signature
-from controlplane.registry.reports import Held, ReportBook, region_observed
+from controlplane.registry.reports import LIVE_SECONDS, Held, ReportBook, region_observed
 from controlplane.registry.status import region_conditions
 from controlplane.store.database import Database
 from controlplane.tables import RegionReportRow
@@ -47,6 +48,16 @@ MAX_DIRTY_NODES = 50_000
 _EVENTS = UUID("7f0f5a0e-0b55-5e0c-9c57-2f6f3f1f0a11")
 """Namespace of event uids that must come out the same for the same thing."""
 _log = get_logger("intake")
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What was last written of a node."""
+
+    region: str
+    order: tuple[int, int]
+    signature: bytes
+    at: float
 
 
 class Intake:
@@ -80,11 +91,13 @@ class Intake:
         self._removed: dict[str, InventoryNode] = {}
         self._events: dict[str, FleetEvent] = {}
         """Our own, not written yet."""
-        self._written: dict[str, tuple[tuple[int, int], bytes, float]] = {}
-        """Order, signature and time of what was last written of a node."""
+        self._written: dict[str, _Written] = {}
+        """By node uid."""
+        self._observing_since: float | None = None
         self._book = ReportBook()
         self._seen_regions: dict[str, tuple[tuple[str, tuple[int, int]], ...]] = {}
         self._region_states: dict[str, tuple[int, int]] = {}
+        """Routers alive and ready as last written, by region uid."""
         self.rejected = 0
         """Reports that were not newer than what is held."""
 
@@ -175,7 +188,7 @@ class Intake:
             if self._nodes.get(uid) is item:
                 del self._nodes[uid]
             order = (item.node.incarnation, item.node.sequence)
-            self._written[uid] = (order, signature(items_of(item.node, declared)), now)
+            self._written[uid] = _Written(item.region, order, signature(items_of(item.node, declared)), now)
         for conflict in conflicts:
             self.record(
                 FleetEvent(
@@ -226,17 +239,18 @@ class Intake:
                 self._seen_regions.pop(region, None)
         if news:
             self._publish(news)
-        states = dict.fromkeys(self._region_uids(), (0, 0))
-        states.update({r: (len(h), sum(x.report.ready for x in h)) for r, h in live.items()})
-        for region, state in states.items():
-            if self._region_states.get(region) != state:
-                await self._write_region(region, *state)
-                self._region_states[region] = state
+        if self._observing_since is None:
+            self._observing_since = now
+        # A copy that has just started has not heard anybody yet; that says nothing about the regions.
+        judging = now - self._observing_since > LIVE_SECONDS
+        for region, uid in self._region_uids().items():
+            held = live.get(region, [])
+            state = (len(held), sum(h.report.ready for h in held))
+            if (held or judging) and self._region_states.get(uid) != state:
+                await self._write_region(region, uid, *state)
+                self._region_states[uid] = state
 
-    async def _write_region(self, region: str, alive: int, ready: int) -> None:
-        uid = self._region_uids().get(region)
-        if uid is None:
-            return  # reports of a region that nobody has written down yet
+    async def _write_region(self, region: str, uid: str, alive: int, ready: int) -> None:
         wall = self._clock.wall()
         async with self._database.write() as session:
             changed = await write_status(session, "region", uid, region_conditions(alive, ready), wall)
@@ -249,7 +263,8 @@ class Intake:
             if not alive:
                 await write_unknown(session, region, wall)
         if not alive:
-            self._written.clear()  # its nodes are written down anew as soon as somebody reports them again
+            # Its nodes are written down anew as soon as somebody reports them again.
+            self._written = {uid: w for uid, w in self._written.items() if w.region != region}
 
     async def _purge(self) -> None:
         async with self._database.write() as session:
@@ -257,7 +272,7 @@ class Intake:
         counted = {h.report.router_uid for held in self.live().values() for h in held}
         self._told = {uid: told for uid, told in self._told.items() if uid in counted or told.events or told.nodes}
         silent = self._clock.monotonic() - PURGE_SECONDS * 60
-        self._written = {k: w for k, w in self._written.items() if w[2] > silent}
+        self._written = {k: w for k, w in self._written.items() if w.at > silent}
 
     def _note(self, region: str, node: InventoryNode) -> None:
         """Mark a node for writing when it is fresher than what is held, and worth it."""
@@ -271,10 +286,10 @@ class Intake:
             return
         written = self._written.get(node.node_uid)
         if written is not None:
-            if order < written[0]:
+            if order < written.order:
                 return
-            recent = self._clock.monotonic() - written[2] < REFRESH_SECONDS
-            if recent and signature(items_of(node, self._declared())) == written[1]:
+            recent = self._clock.monotonic() - written.at < REFRESH_SECONDS
+            if recent and signature(items_of(node, self._declared())) == written.signature:
                 return
         self._removed.pop(node.node_uid, None)
         self._nodes[node.node_uid] = NodeNews(region, node)
