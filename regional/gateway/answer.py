@@ -39,6 +39,8 @@ class Usable:
     """The answer goes to the client."""
 
     streamed: bool
+    opaque: bool = False
+    """Passed on as it comes and not looked into: a stream with a coding that we asked not to have."""
 
 
 def judge_head(head: AnswerHead, *, hopped: bool) -> Usable | Failure:
@@ -52,7 +54,8 @@ def judge_head(head: AnswerHead, *, hopped: bool) -> Usable | Failure:
     if 200 <= status < 300:
         kind = found.get(b"content-type", b"application/json").lower()
         if kind.startswith(b"text/event-stream"):
-            return Usable(streamed=b"content-encoding" not in found)
+            coded = found.get(b"content-encoding", b"identity").lower() != b"identity"
+            return Usable(streamed=not coded, opaque=coded)
         if kind.startswith(b"text/"):
             return Failure(AttemptResult(Outcome.BAD_RESPONSE, status, detail="text instead of JSON"))
         return Usable(streamed=False)
@@ -121,7 +124,7 @@ class Answer:
         head: AnswerHead,
         length: int | None,
         *,
-        streamed: bool,
+        verdict: Usable,
         strip_usage: bool,
         rename: str,
         lines: bytes,
@@ -134,10 +137,10 @@ class Answer:
         self._rename = rename
         self._chunked = not request.http10
         self._length = length
-        self._events = EventStream(strip_usage=strip_usage, rename=rename) if streamed else None
+        self._events = EventStream(strip_usage=strip_usage, rename=rename) if verdict.streamed else None
         self._buffer: list[bytes] = []
         self._buffered = 0
-        self._hold = WHOLE_RENAMED_BYTES if rename else WHOLE_BYTES
+        self._hold = 0 if verdict.opaque else WHOLE_RENAMED_BYTES if rename else WHOLE_BYTES
         self._passing = False
         self.status = head.status
         self._usage: Usage = NO_USAGE

@@ -302,7 +302,7 @@ class Exchange:
             self._request,
             head,
             connection.length,
-            streamed=verdict.streamed,
+            verdict=verdict,
             strip_usage=body.stream and not body.wants_usage,
             rename=rename,
             lines=self._gateway.answer_lines(self._request, step, head.headers),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from hashlib import sha256
 
@@ -175,6 +175,8 @@ class Reception:
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self._replays = hop.ReplayGuard()
         self._uids = _Uids()
+        self._routes_of: Intent | None = None
+        self._routed: frozenset[bytes] = frozenset()
 
     def judge(self, request: ClientRequest, peer: str) -> Refusal | None:
         """Called when the head is whole: who is it, may they, is the body acceptable. Nothing of the body has been kept."""
@@ -346,7 +348,25 @@ class Reception:
             sla.total_seconds,
             deadline,
             self._settings.region,
+            "",
+            0,
+            self._route_headers(request),
         )
+
+    def _route_headers(self, request: ClientRequest) -> Mapping[str, str]:
+        """The headers that some route matches on, of this request."""
+        intent = self._intent()
+        if intent is not self._routes_of:
+            self._routes_of = intent
+            self._routed = frozenset(n.lower().encode() for route in intent.routes for n in route.headers)
+        if not self._routed:
+            return _NO_HEADERS
+        found = {name: value for name, value in request.known.items() if name in self._routed}
+        for line in b"".join(request.forward).split(b"\r\n"):
+            name, _, value = line.partition(b": ")
+            if name in self._routed:
+                found[name] = value
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in found.items()}
 
     def _hop_facts(
         self, request: ClientRequest, claims: hop.HopClaims, principal: Principal, body: RequestBody
@@ -417,6 +437,7 @@ class Reception:
         )
 
 
+_NO_HEADERS: Mapping[str, str] = {}
 _STEERING = frozenset({b"x-headrace-priority", b"x-headrace-deadline-ms", b"x-session-id"})
 
 

@@ -271,6 +271,7 @@ class RawUpstream:
         self.requests: list[Received] = []
         self.connections = 0
         self.open = 0
+        self.port = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.all_closed = asyncio.Event()
@@ -279,13 +280,9 @@ class RawUpstream:
     async def start(self, host: str = "127.0.0.1", port: int = 0, ssl: object = None) -> RawUpstream:
         self._server = await asyncio.start_server(self._serve, host, port, ssl=ssl)  # type: ignore[arg-type]
         self._host = f"[{host}]" if ":" in host else host
+        self.port = int(self._server.sockets[0].getsockname()[1])
         self._scheme = "https" if ssl else "http"
         return self
-
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def url(self) -> str:
