@@ -13,12 +13,12 @@ class HealthSettings:
     probe_timeout_seconds: float = 0.15
     probe_interval_seconds: float = 0.5
     """Between direct probes of an endpoint whose agent is silent."""
-    down_probe_interval_seconds: float = 0.1
+    down_probe_interval_seconds: float = 0.05
     """Between direct probes of an endpoint that does not answer; slows down to ``dead_probe_interval_seconds``."""
     dead_probe_interval_seconds: float = 2.0
     quick_probes: int = 150
     """Unanswered probes before they get rarer."""
-    quick_watches: int = 128
+    quick_watches: int = 32
     """Endpoints that are asked at these intervals; with more, each is asked more rarely."""
     suspicion_seconds: float = 5.0
     """After a failed connection an endpoint comes after all others until it answers, but not for longer than this."""
