@@ -18,6 +18,8 @@ class Advertised:
 
     http: str
     grpc: str
+    workers: tuple[str, ...] = ()
+    """``host:port`` of all workers that share this router's inference port."""
 
 
 def advertised(settings: RouterSettings, *, tls: bool, port: int, grpc_port: int) -> Advertised:
@@ -31,7 +33,10 @@ def advertised(settings: RouterSettings, *, tls: bool, port: int, grpc_port: int
     else:
         host = text or _reachable(settings.host)
         http = f"{'https' if tls else 'http'}://{grpc_address(host, port)}"
-    return Advertised(http, settings.advertise_grpc or grpc_address(host, grpc_port))
+    workers = tuple(grpc_address(host, each) for each in settings.worker_grpc_ports)
+    if settings.advertise_grpc and not workers:
+        return Advertised(http, settings.advertise_grpc)
+    return Advertised(http, grpc_address(host, grpc_port), workers)
 
 
 def _reachable(host: str) -> str:

@@ -56,7 +56,7 @@ from regional.shared.base import SharedState
 from regional.shared.memory import MemoryHub, MemoryShared
 from regional.shared.redis import RedisShared
 from regional.shared.siblings import Myself, Siblings
-from regional.standalone import FleetFile, standalone_secrets
+from regional.standalone import FleetFile, StandaloneSecrets, standalone_keys
 from regional.supervisor import Supervisor
 from regional.sync.addresses import Target
 from regional.sync.demand import DemandMeter
@@ -97,6 +97,9 @@ async def run(
     """
     _check(settings)
     if settings.workers > 1:
+        if settings.fleet:  # one deployment, one set of secrets
+            state = Path(settings.state_dir) if settings.state_dir else None
+            settings = settings.model_copy(update={"secret_key": standalone_keys(settings.secret_key, state)})
         main = partial(_worker_main, factory=embedded_agent_factory)
         await run_workers(settings, main, stop=stop, ready=ready)
         return
@@ -141,7 +144,7 @@ class _Router:
         self.fleet_file: FleetFile | None = None
         first: Intent | None = None
         if settings.fleet:
-            secrets = standalone_secrets(settings.secret_key, state_dir)
+            secrets = StandaloneSecrets.of(standalone_keys(settings.secret_key, state_dir))
             self.fleet_file = FleetFile(
                 Path(settings.fleet), settings.region, secrets, environ, self.clock, loopback=settings.loopback
             )
@@ -409,7 +412,7 @@ class _Router:
 
     def _region_routers(self) -> list[str]:
         siblings = (address for load in self.siblings.routers() for address in load.grpc_addresses)
-        return list(dict.fromkeys((self.where.grpc, *siblings)))
+        return list(dict.fromkeys((self.where.grpc, *self.where.workers, *siblings)))
 
     def _identity_keys(self) -> IdentityKeys:
         in_touch = self.fleet_file is not None or self.freshness.connected

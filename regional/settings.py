@@ -85,6 +85,7 @@ class RouterSettings(ProcessSettings):
     agent_streams_per_second: int = Field(250, ge=1)
 
     _worker_index: int | None = PrivateAttr(None)
+    _worker_grpc_ports: tuple[int, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _sources(self) -> RouterSettings:
@@ -103,6 +104,11 @@ class RouterSettings(ProcessSettings):
         return self._worker_index
 
     @property
+    def worker_grpc_ports(self) -> tuple[int, ...]:
+        """gRPC ports of all workers, so that agents reach each of them; empty when it is the only process."""
+        return self._worker_grpc_ports
+
+    @property
     def expose_level(self) -> str:
         return self.expose or ("all" if self.fleet and self.loopback else "region")
 
@@ -112,20 +118,21 @@ class RouterSettings(ProcessSettings):
         Other ports move up by 100 a worker, which keeps clear of the ports other headrace processes have by default.
         """
 
-        def moved(port: int) -> int:
-            return port + 100 * index if port else 0
+        def moved(port: int, to: int) -> int:
+            return port + 100 * to if port else 0
 
         worker = self.model_copy(
             update={
                 "workers": 1,
-                "grpc_port": moved(self.grpc_port),
-                "admin_port": moved(self.admin_port),
+                "grpc_port": moved(self.grpc_port, index),
+                "admin_port": moved(self.admin_port, index),
                 "state_dir": str(Path(self.state_dir) / f"worker-{index}")
                 if self.state_dir and index
                 else self.state_dir,
             }
         )
         worker._worker_index = index
+        worker._worker_grpc_ports = tuple(moved(self.grpc_port, i) for i in range(self.workers) if self.grpc_port)
         return worker
 
     # Presets: differences from the default

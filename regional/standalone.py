@@ -37,7 +37,10 @@ class StandaloneSecrets:
     identity_private_keys: tuple[bytes, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, roots: Sequence[bytes]) -> StandaloneSecrets:
+    def of(cls, keys: Sequence[str]) -> StandaloneSecrets:
+        """From root keys, newest first."""
+        roots = [key.encode() for key in keys]
+
         def derived(label: str) -> tuple[bytes, ...]:
             return tuple(HKDF(SHA256(), 32, salt=b"headrace", info=label.encode()).derive(r) for r in roots)
 
@@ -60,8 +63,8 @@ class StandaloneSecrets:
         return IntentObject(SECRETS_KIND, _SECRETS_UID, SECRETS_KIND, 1, {}, {}, content)
 
 
-def standalone_secrets(secret_keys: Sequence[str], state_dir: Path | None) -> StandaloneSecrets:
-    """From the settings, else from the state directory (made on first use), else for this run only.
+def standalone_keys(secret_keys: Sequence[str], state_dir: Path | None) -> list[str]:
+    """Root keys, newest first: from the settings, else from the state directory (made on first use), else for this run only.
 
     Raises InvalidInput for a key too short to be a secret, or a key file that others can read.
     """
@@ -71,11 +74,12 @@ def standalone_secrets(secret_keys: Sequence[str], state_dir: Path | None) -> St
                 [FieldError(f"/secret_key/{index}", f"must have at least {MIN_SECRET_CHARS} characters")]
             )
     if secret_keys:
-        return StandaloneSecrets.of([k.encode() for k in secret_keys])
+        return list(secret_keys)
     if state_dir is None:
-        return StandaloneSecrets.of([os.urandom(32)])
+        return [chance.token_urlsafe(32)]
     path = state_dir / _KEY_FILE
     if not path.exists():
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, chance.token_urlsafe(32).encode(), mode=0o600)
     if path.stat().st_mode & 0o077:
         raise InvalidInput([FieldError("secret_key", f"{path} can be read by others; chmod 600 it")])
@@ -84,7 +88,7 @@ def standalone_secrets(secret_keys: Sequence[str], state_dir: Path | None) -> St
         raise InvalidInput(
             [FieldError("secret_key", f"{path} is damaged; restore it, or remove it to start with new keys")]
         )
-    return StandaloneSecrets.of([key.encode()])
+    return [key]
 
 
 class FleetFile:

@@ -20,7 +20,7 @@ from fleet.report import AgentPhase
 from fleet.wire.identity import NodeIdentity, sign_identity
 from fleet.wire.reports import node_report_to_wire
 from regional.settings import RouterSettings
-from regional.standalone import standalone_secrets
+from regional.standalone import StandaloneSecrets, standalone_keys
 from tests.router.engines import BareEngine
 from tests.router.routers import RunningRouter, fleet_file, router
 from tests.router.scripted_agent import ScriptedAgent
@@ -204,7 +204,7 @@ async def test_rel_s11_a_node_speaks_for_itself_only(region: Region) -> None:
 async def test_identities_that_are_not_ours_are_refused_and_told_to_join(region: Region, tmp_path: Path) -> None:
     one = region.agents[0]
     now = time.time()
-    secrets = standalone_secrets([], tmp_path / "state")
+    secrets = StandaloneSecrets.of(standalone_keys([], tmp_path / "state"))
     right, wrong = secrets.identity_private_keys[0], b"x" * 32
     honest = NodeIdentity(one.uid, one.name, one.zone, "eu", now, now + 3600)
     shown = {

@@ -178,7 +178,7 @@ async def test_an_error_or_nonsense_is_no_answer(answer: bytes) -> None:
 # Joins
 
 
-SECRETS = StandaloneSecrets.of([b"r" * 32])
+SECRETS = StandaloneSecrets.of(["r" * 32])
 INTENT = Intent(
     region="eu",
     zones={"eu-a": Zone("z", "eu-a", "eu"), "us-a": Zone("y", "us-a", "us")},

@@ -15,7 +15,7 @@ from fleet.clock import SystemClock
 from fleet.errors import HeadraceError, InvalidInput
 from regional.main import run
 from regional.settings import RouterSettings
-from regional.standalone import FleetFile, standalone_secrets
+from regional.standalone import FleetFile, StandaloneSecrets, standalone_keys
 from tests.router.engines import BareEngine
 from tests.router.routers import RunningRouter, fleet_file, router
 from tests.router.waiting import until
@@ -159,30 +159,30 @@ async def test_two_routers_cannot_share_a_state_directory(tmp_path: Path) -> Non
 
 
 def test_secrets_are_kept_private_and_stay_the_same(tmp_path: Path) -> None:
-    first = standalone_secrets([], tmp_path)
-    assert standalone_secrets([], tmp_path) == first
+    first = standalone_keys([], tmp_path)
+    assert standalone_keys([], tmp_path) == first
     assert (tmp_path / "secret-key").stat().st_mode & 0o777 == 0o600
-    assert standalone_secrets([], None) != first
+    assert standalone_keys([], None) != first
     (tmp_path / "secret-key").chmod(0o644)
     with pytest.raises(InvalidInput, match="600"):
-        standalone_secrets([], tmp_path)
+        standalone_keys([], tmp_path)
     with pytest.raises(InvalidInput, match="16"):
-        standalone_secrets(["short"], None)
-    assert "b'" not in repr(first)
+        standalone_keys(["short"], None)
+    assert "b'" not in repr(StandaloneSecrets.of(first))
 
 
 def test_a_control_plane_with_the_same_secret_key_derives_the_same_secrets() -> None:
     from controlplane.secrets import DeploymentSecrets
 
     key = "a secret key that is long enough"
-    theirs, ours = DeploymentSecrets.of([key]), standalone_secrets([key], None)
+    theirs, ours = DeploymentSecrets.of([key]), StandaloneSecrets.of([key])
     assert ours.peppers == theirs.peppers()
     assert ours.hop_keys == theirs.hop_keys()
     assert ours.identity_keys == theirs.identity_keys()
 
 
 def test_versions_rise_over_reloads_and_restarts(tmp_path: Path) -> None:
-    path, secrets = fleet_file(tmp_path / "f.yaml"), standalone_secrets([], None)
+    path, secrets = fleet_file(tmp_path / "f.yaml"), StandaloneSecrets.of(["a root key of this test"])
 
     def fresh() -> FleetFile:
         return FleetFile(path, "eu", secrets, {}, SystemClock(), loopback=True)
