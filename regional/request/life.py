@@ -293,7 +293,7 @@ class Life:
         decode = seat.step * asked.output_tokens
         expected = seat.wait + seat.prefill_floor + seat.prefill_per_token * asked.input_tokens
         ticket.expected_seconds = expected if self._facts.stream else expected + decode
-        if asked.session:
+        if asked.session is not None:
             core.placing.note_session(seat, asked)
         self._ticket = ticket
         self._endpoint = endpoint

@@ -47,14 +47,17 @@ class Affinity:
 
     def pick(self, pool: Pool, costs: Floats, asked: Asked, now: float) -> int:
         """Position of the session's endpoint, or -1 when it has to go by cost this time. ``costs`` are the request's own."""
-        stays = self._on_cordoned(pool, asked, now)
+        session = asked.session
+        if session is None:
+            return -1
+        stays = self._on_cordoned(pool, session, asked, now)
         if stays >= 0:
             return stays
         best_cost = float(costs.min())
         if best_cost == OUT:
             return -1
         ceiling = tier_ceiling(best_cost)
-        order = ranks(pool, asked.session)
+        order = ranks(pool, session)
         order[costs >= ceiling] = -np.inf
         best_fixed = float(pool.fixed[costs < ceiling].min())
         for _ in range(CHOICES):
@@ -76,8 +79,8 @@ class Affinity:
                 lives.pop(next(iter(lives)))
             lives[key] = uid
 
-    def _on_cordoned(self, pool: Pool, asked: Asked, now: float) -> int:
-        uid = self._lives.get((pool.model, asked.session))
+    def _on_cordoned(self, pool: Pool, session: int, asked: Asked, now: float) -> int:
+        uid = self._lives.get((pool.model, session))
         seat = pool.members.get(uid) if uid is not None else None
         if seat is None or seat.position < 0 or seat.endpoint.hold is not HoldState.CORDONED:
             return -1

@@ -9,12 +9,13 @@ from regional.fleetview.pool import stable_hash
 EMBEDDING_OUTPUT_TOKENS = 0.0
 
 
+_HEX = frozenset("0123456789abcdef")
+
+
 def session_hash(session: str) -> int:
-    """64 bits of a session; facts carry an HMAC in hex, and anything else is hashed."""
-    try:
-        return int(session[:16], 16)
-    except ValueError:
-        return stable_hash(session)
+    """64 bits of a session. Facts carry an HMAC in hex; anything else is hashed first (case-N03)."""
+    head = session[:16]
+    return int(head, 16) if len(head) == 16 and _HEX.issuperset(head) else stable_hash(session)
 
 
 class Asked:
@@ -35,7 +36,7 @@ class Asked:
         self.input_tokens = float(facts.input_tokens)
         self.output_tokens = 0.0
         """Expected; set for the model in question."""
-        self.session = session_hash(facts.session) if facts.session else 0
+        self.session: int | None = session_hash(facts.session) if facts.session else None
         self.tried: list[Endpoint] = []
         """Endpoints that have failed this request."""
         self.avoid_zones: tuple[str, ...] = ()

@@ -130,7 +130,7 @@ class Placing:
 
     def note_session(self, seat: Seat, asked: Asked) -> None:
         """The session is now served there."""
-        if asked.session:
+        if asked.session is not None:
             self._affinity.note(seat.pool, asked.session, seat.endpoint.uid)
 
     def _within(
@@ -138,7 +138,7 @@ class Placing:
     ) -> Placement:
         """Zone and endpoint. A session goes where it lives, which settles both."""
         avoid = asked.avoid_zones
-        if asked.session and not avoid:
+        if asked.session is not None and not avoid:
             position = self._affinity.pick(pool, costs, asked, now)
             if position >= 0:
                 return Here(pool.seats[position], "session", float(costs[position]))
@@ -155,7 +155,7 @@ class Placing:
 
     def _cordoned_home(self, pool: Pool | None, costs: Floats | None, asked: Asked, now: float) -> Placement | None:
         """Everything here is out, but a session may still stay on a cordoned endpoint where it lives."""
-        if pool is None or costs is None or not asked.session:
+        if pool is None or costs is None or asked.session is None:
             return None
         position = self._affinity.pick(pool, costs, asked, now)
         return Here(pool.seats[position], "session", OPEN) if position >= 0 else None

@@ -120,13 +120,28 @@ def test_a_closed_stream_is_a_reason_to_ask_not_a_verdict() -> None:
 
 def test_a_dead_endpoint_that_answers_again_is_used_again_within_half_a_second() -> None:
     made = simple({"eu-west-a": 2})
-    made.run(4.0, {"a1": False}, beating=("a2",))
-    assert targets(made) == {"a2"}
-    back = made.now
-    while targets(made) == {"a2"}:
-        made.run(0.05, {"a1": True}, beating=("a2",))
-        assert made.now - back <= 0.5
-    assert [a.name for a in made.actions if isinstance(a, DeclareAlive)] == ["a1"]
+    both = ("a1", "a2")
+    life, step = made.core.begin(facts(), made.now, no_revoke)
+    assert isinstance(step, SendToEndpoint)
+    bad = step.target.name
+    life.on_attempt_failed(AttemptResult(Outcome.CONNECT_FAILED), made.now)
+    life.on_end(Outcome.ABORTED, Usage(), made.now)
+    made.run(4.0, {bad: False}, beating=both)  # its agent lives and does not notice
+    assert made.view.endpoints[bad].dead
+    assert targets(made) == {"a1", "a2"} - {bad}
+    made.actions.clear()
+    made.run(0.5, {bad: True}, beating=both)
+    assert [a.name for a in made.actions if isinstance(a, DeclareAlive)] == [bad]
+    assert targets(made) == {"a1", "a2"}
+
+
+def test_a_dead_node_whose_engines_answer_again_is_degraded() -> None:
+    made = simple({"eu-west-a": 1})
+    made.run(3.0, {"a1": False})
+    assert made.view.nodes["node-a1"].state is NodeState.DEAD
+    made.run(0.5, {"a1": True})
+    assert made.view.nodes["node-a1"].state is NodeState.DEGRADED
+    assert targets(made) == {"a1"}
 
 
 def test_a_refused_connection_sends_others_elsewhere_until_it_answers() -> None:
