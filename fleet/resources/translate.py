@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -44,6 +44,28 @@ def _spec(obj: IntentObject) -> Spec | None:
         return kind.spec.model_validate(data)
     except ValidationError:
         return None
+
+
+class SpecCache:
+    """Typed specs of objects read before. Between two versions of intent nearly all objects are the very same ones, and
+    validating them again is most of the work. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, str], tuple[IntentObject, Spec | None]] = {}
+
+    def spec(self, obj: IntentObject) -> Spec | None:
+        """As :func:`_spec`."""
+        known = self._read.get(obj.key)
+        if known is not None and known[0] is obj:
+            return known[1]
+        spec = _spec(obj)
+        self._read[obj.key] = (obj, spec)
+        return spec
+
+    def keep(self, keys: Collection[tuple[str, str]]) -> None:
+        """Forget objects that are not among ``keys``."""
+        if len(self._read) > len(keys):
+            self._read = {key: value for key, value in self._read.items() if key in keys}
 
 
 def _residency(spec: ResidencySpec) -> Residency:
@@ -116,8 +138,14 @@ def _secrets_word(obj: IntentObject) -> Secrets:
     return Secrets(items("peppers"), items("hop_keys"), items("identity_keys"))
 
 
-def intent_of(at: IntentVersion, region: str, objects: Iterable[IntentObject]) -> tuple[Intent, list[str]]:
-    """The intent in words, and a line for each object that could not be read (it is left out; the rest still applies)."""
+def intent_of(
+    at: IntentVersion, region: str, objects: Iterable[IntentObject], cache: SpecCache | None = None
+) -> tuple[Intent, list[str]]:
+    """The intent in words, and a line for each object that could not be read (it is left out; the rest still applies).
+
+    ``cache`` remembers what was read for the next version.
+    """
+    read: Callable[[IntentObject], Spec | None] = _spec if cache is None else cache.spec
     regions: dict[str, Region] = {}
     zones: dict[str, Zone] = {}
     links: dict[tuple[str, str], Link] = {}
@@ -146,7 +174,7 @@ def intent_of(at: IntentVersion, region: str, objects: Iterable[IntentObject]) -
             continue
         if obj.kind not in KINDS:
             continue  # a kind of a newer neighbour
-        spec = _spec(obj)
+        spec = read(obj)
         match spec:
             case RegionSpec():
                 where = (

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from fleet.errors import StaleVersion
-from fleet.resources.translate import intent_of
+from fleet.resources.translate import SpecCache, intent_of
 from regional.sync.held import HeldSnapshot
 from regional.sync.keeper import SnapshotKeeper
 from regional.sync.present import PresentIntent
@@ -35,6 +35,7 @@ class IntentLoader:
         self._keeper = keeper
         self._on_applied = on_applied
         self._on_corrupt = on_corrupt
+        self._specs = SpecCache()
 
     async def restore(self) -> bool:
         """Start from the snapshot on disk, before any network. False when there is none that is good."""
@@ -62,7 +63,8 @@ class IntentLoader:
     async def _use(self) -> None:
         at = self._held.at
         objects = list(self._held.objects)
+        self._specs.keep({obj.key for obj in objects})
         # Reading tens of thousands of specs takes a good part of a second; requests go on meanwhile.
-        intent, unread = await asyncio.to_thread(intent_of, at, self._present().region, objects)
+        intent, unread = await asyncio.to_thread(intent_of, at, self._present().region, objects, self._specs)
         self._on_applied(at.order, unread)
         self._present.replace(intent)
