@@ -240,7 +240,8 @@ class Agent:
             self._state_readiness()
             published = self._clock.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self.interval_seconds)
+                async with asyncio.timeout(self.interval_seconds):
+                    await self._wake.wait()
             await asyncio.sleep(max(0.0, published + SPACING_SECONDS - self._clock.monotonic()))
 
     def _effective_phase(self) -> AgentPhase:

@@ -89,7 +89,8 @@ class Membership:
             # The machine's own clock on both sides; a clock that jumped ahead only renews early.
             wait = self.identity.renew_wall(RENEW_AT_SHARE) - self._clock.wall()
             try:
-                await asyncio.wait_for(self._rejoin.wait(), min(max(wait, 0.0), 3600.0))
+                async with asyncio.timeout(min(max(wait, 0.0), 3600.0)):
+                    await self._rejoin.wait()
             except TimeoutError:
                 if self._clock.wall() >= self.identity.renew_wall(RENEW_AT_SHARE):
                     await self._obtain()

@@ -34,6 +34,8 @@ SETTLED_SECONDS = 5.0
 WRITE_TIMEOUT_SECONDS = 5.0
 """A router that takes nothing for this long is given up; its connection swallows what is sent."""
 FAREWELL_SECONDS = 1.0
+GREETING_SECONDS = 0.25
+"""Routers greet with a directive on connect; one that does not gets its first report after this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,9 @@ class Uplink:
                 self._routers_changed.clear()
                 await self._reconcile()
                 try:
-                    await asyncio.wait_for(self._routers_changed.wait(), self._resolve_every_seconds)
+                    # Not wait_for: before Python 3.12 it may swallow a cancellation.
+                    async with asyncio.timeout(self._resolve_every_seconds):
+                        await self._routers_changed.wait()
                 except TimeoutError:
                     pass  # look at names again: they may mean other addresses now
                 for task in self._tasks.values():
@@ -263,6 +267,7 @@ class Link:
 
         False: the node has another identity now, and this stream is to be replaced by one in its name.
         """
+        await self._greeted(call, reader)
         while not reader.done():
             if self._membership.identity is not identity:
                 return False
@@ -271,7 +276,8 @@ class Link:
             self.fresh.clear()
             if report is not None and report.node_uid == identity.node_uid:
                 try:
-                    await asyncio.wait_for(call.write(node_report_to_wire(report)), WRITE_TIMEOUT_SECONDS)
+                    async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+                        await call.write(node_report_to_wire(report))
                 except asyncio.InvalidStateError:
                     return True  # it ended under our hands; the reader knows how
                 self._uplink.reports_sent += 1
@@ -284,6 +290,18 @@ class Link:
             finally:
                 waiter.cancel()
         return True
+
+    async def _greeted(self, call: _Call, reader: asyncio.Task[None]) -> None:
+        """Until the router has answered, in whatever way, or a moment has passed.
+
+        grpc.aio loses the status of a call (and with it the retry delay) that is refused while a message is being written.
+        """
+        head = asyncio.get_running_loop().create_task(call.initial_metadata())
+        try:
+            await asyncio.wait({head, reader}, timeout=GREETING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            head.cancel()
+            await asyncio.gather(head, return_exceptions=True)
 
     async def _read(self, call: _Call) -> None:
         async for message in call:

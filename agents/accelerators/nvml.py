@@ -127,7 +127,8 @@ class NvmlDevices:
         self._stop.set()
         if self._done is not None:
             try:
-                await asyncio.wait_for(self._done.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._done.wait()
             except TimeoutError:
                 log.warning("nvml_hangs", hint="a driver call does not return; its thread is left behind")
 

@@ -284,7 +284,7 @@ def test_addresses(written: str, found: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("written", ["", ":7", "a:0", "a:70000", "a:b"])
 def test_addresses_that_are_none(written: str) -> None:
-    with pytest.raises(ValueError, match="port|host|int"):
+    with pytest.raises(ValueError, match=r"port|host|int"):
         split_host_port(written)
 
 
