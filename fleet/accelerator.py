@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fleet.value import value
+
 
 class DeviceHealth(StrEnum):
     OK = "ok"
@@ -31,7 +33,7 @@ class XidEvent:
     age_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AcceleratorState:
     """One reading of one device. Identity is ``uuid``; ``index`` is for display only (case-G07)."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from fleet.value import value
 
 
 class EngineKind(StrEnum):
@@ -31,7 +32,7 @@ class EndpointPhase(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServedModel:
     """A model version as an engine names it: ``model`` is our name, ``served_as`` the engine's."""
 
@@ -39,7 +40,7 @@ class ServedModel:
     served_as: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineLoad:
     """Load read from one engine in one scrape. ``None`` is unknown (never zero); counters may restart (case-M05)."""
 
@@ -56,7 +57,7 @@ class EngineLoad:
     """Age of the scrape when the report was made; None when no scrape has succeeded."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndpointReport:
     """One engine as its agent sees it now. Full state each time."""
 

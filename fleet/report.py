@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from fleet.accelerator import AcceleratorState
 from fleet.endpoint import EndpointReport
+from fleet.value import value
 
 
 class AgentPhase(StrEnum):
@@ -17,7 +18,7 @@ class AgentPhase(StrEnum):
     """The node is going away: no new work, finish what runs."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeReport:
     """One report. A receiver accepts it only when ``order`` is greater than what it holds for ``node_uid``."""
 
