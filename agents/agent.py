@@ -39,6 +39,8 @@ from fleet.report import AgentPhase, NodeDirective, NodeReport
 log = get_logger("agents.agent")
 
 HOUSEKEEPING_SECONDS = 5.0
+FIRST_LOOK_SECONDS = 1.0
+"""By then devices have been read for the first time, and who uses them can be told."""
 SAVE_EVERY_SECONDS = 600.0
 SPACING_SECONDS = 0.05
 """Urgent reports are at least this far apart, so that a burst of changes is one report."""
@@ -263,10 +265,12 @@ class Agent:
     # What is looked at now and then
 
     async def _housekeep(self) -> None:
+        pause = FIRST_LOOK_SECONDS
         while True:
-            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            await asyncio.sleep(pause)
             await self._look_around()
             await self._save()
+            pause = HOUSEKEEPING_SECONDS
 
     async def _look_around(self) -> None:
         """Own addresses, engine keys, and which processes use which devices."""
