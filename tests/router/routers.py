@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,20 @@ class RunningRouter:
             )
         )
 
+    _scheme = "http"
+    _tls: ssl.SSLContext | None = None
+
+    def trust(self, context: ssl.SSLContext) -> None:
+        """Talk to it over TLS from now on."""
+        self._scheme, self._tls = "https", context
+
+    def _client(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(ssl=self._tls) if self._tls is not None else None
+        return aiohttp.ClientSession(connector=connector)
+
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.ports['http']}"
+        return f"{self._scheme}://127.0.0.1:{self.ports['http']}"
 
     @property
     def grpc(self) -> str:
@@ -49,18 +61,18 @@ class RunningRouter:
 
     @property
     def admin(self) -> str:
-        return f"http://127.0.0.1:{self.ports['admin']}"
+        return f"{self._scheme}://127.0.0.1:{self.ports['admin']}"
 
     async def page(self, path: str) -> Any:
         """JSON of a page of the admin port."""
-        async with aiohttp.ClientSession() as session, session.get(self.admin + path) as answer:
+        async with self._client() as session, session.get(self.admin + path) as answer:
             return await answer.json()
 
     async def metric(self, name: str, **labels: str) -> float | None:
         """Value of one series on ``/metrics``; None when it is absent."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        async with aiohttp.ClientSession() as session, session.get(self.admin + "/metrics") as answer:
+        async with self._client() as session, session.get(self.admin + "/metrics") as answer:
             text = await answer.text()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -73,7 +85,7 @@ class RunningRouter:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **extra}
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with (
-            aiohttp.ClientSession() as session,
+            self._client() as session,
             session.post(self.url + "/v1/chat/completions", json=body, headers=headers) as answer,
         ):
             return answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.json()

@@ -12,6 +12,7 @@ import grpc
 from fleet.accelerator import AcceleratorState, DeviceHealth
 from fleet.endpoint import EndpointPhase, EndpointReport, EngineKind, ServedModel
 from fleet.process.grpc_server import make_channel
+from fleet.process.tls import TlsFiles
 from fleet.report import AgentPhase, NodeDirective, NodeReport
 from fleet.wire.headrace.v1 import agent_pb2, agent_pb2_grpc, region_pb2
 from fleet.wire.reports import directive_from_wire, node_report_to_wire
@@ -22,7 +23,9 @@ from tests.router.routers import MODEL
 class ScriptedAgent:
     """One node with one engine and one GPU."""
 
-    def __init__(self, router: str, name: str, engine: BareEngine, zone: str = "eu-a") -> None:
+    def __init__(
+        self, router: str, name: str, engine: BareEngine, zone: str = "eu-a", tls: TlsFiles | None = None
+    ) -> None:
         self.name = name
         self.zone = zone
         self.engine = engine
@@ -33,7 +36,7 @@ class ScriptedAgent:
         self.phase = AgentPhase.RUNNING
         self.gpu = AcceleratorState(f"GPU-{name}", index=0, product="h100-sxm-80", health=DeviceHealth.OK)
         self.directives: list[NodeDirective] = []
-        self._channel = make_channel(router)
+        self._channel = make_channel(router, tls=tls)
         self._stub = agent_pb2_grpc.AgentServiceStub(self._channel)
         self._call: Any = None
         self._beating: asyncio.Task[None] | None = None
