@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fleet.request import Task, Usage
 from regional.gateway.errors import REASON_PHRASES, error_json
-from regional.gateway.headers import ANSWER_DROPPED, connection_names
-from regional.gateway.hop import REFUSAL_HEADER
+from regional.gateway.headers import ANSWER_DROPPED, connection_names, number
+from regional.gateway.hop import ATTEMPTS_HEADER, REFUSAL_HEADER
 from regional.gateway.openai import NO_USAGE, read_answer, rename_model
 from regional.gateway.request import ClientRequest
 from regional.gateway.sse import EventStream
@@ -43,14 +43,14 @@ class Usable:
     """Passed on as it comes and not looked into: a stream with a coding that we asked not to have."""
 
 
-def judge_head(head: AnswerHead, *, hopped: bool) -> Usable | Failure:
-    """What the head of an answer says. ``hopped``: it comes from a peer router, not from an engine."""
+def judge_head(head: AnswerHead, *, hop_attempt: int = 0) -> Usable | Failure:
+    """What the head of an answer says. ``hop_attempt``: it comes from a peer router, as this attempt of the request."""
     status = head.status
     found = {name: value for name, value in head.headers if name in _READ}
-    if hopped:
+    if hop_attempt:
         refused = found.get(REFUSAL_HEADER)
-        if refused is not None or status in (401, 403):
-            return Failure(_peer_refused(refused, status, found))
+        if refused is not None or status == 401:
+            return Failure(_peer_refused(refused, status, found, hop_attempt))
     if 200 <= status < 300:
         kind = found.get(b"content-type", b"application/json").lower()
         if kind.startswith(b"text/event-stream"):
@@ -70,7 +70,9 @@ def judge_head(head: AnswerHead, *, hopped: bool) -> Usable | Failure:
     return Failure(AttemptResult(Outcome.BAD_RESPONSE, status, detail="unexpected status"))
 
 
-_READ = frozenset({b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", REFUSAL_HEADER})
+_READ = frozenset(
+    {b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", REFUSAL_HEADER, ATTEMPTS_HEADER}
+)
 _PEER_OUTCOMES: dict[bytes, Outcome] = {
     RejectReason.UPSTREAM_FAILED.value.encode(): Outcome.UPSTREAM_ERROR,
     RejectReason.UPSTREAM_AUTH.value.encode(): Outcome.UPSTREAM_ERROR,
@@ -78,11 +80,12 @@ _PEER_OUTCOMES: dict[bytes, Outcome] = {
 }
 
 
-def _peer_refused(reason: bytes | None, status: int, found: dict[bytes, bytes]) -> AttemptResult:
+def _peer_refused(reason: bytes | None, status: int, found: dict[bytes, bytes], hop_attempt: int) -> AttemptResult:
     """A peer that has no room after all, or does not take our word, is not a failure of anything; engines failing there are."""
     outcome = _PEER_OUTCOMES.get(reason or b"", Outcome.REFUSED_SPILL)
     detail = f"peer: {(reason or b'refused').decode('latin-1')[:64]}"
-    return AttemptResult(outcome, status, _retry_after(found), detail)
+    made = number(found.get(ATTEMPTS_HEADER), 0, 1000) or 0
+    return AttemptResult(outcome, status, _retry_after(found), detail, max(1, made - hop_attempt + 1))
 
 
 def _retry_after(found: dict[bytes, bytes]) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from regional.gateway import errors
+from regional.gateway import errors, hop
 from regional.gateway.errors import REASON_PHRASES, Refusal
 from regional.gateway.exchange import Exchange
 from regional.gateway.headers import REQUEST_ACTIONS
@@ -308,7 +308,12 @@ class ClientConnection(asyncio.Protocol):
         body = refusal.body()
         lines = b"content-type: application/json\r\n" + refusal.header_lines()
         if request.claims is not None:
-            lines += b"x-headrace-refused: %s\r\n" % refusal.code.encode()
+            lines += b"%b: %b\r\n%b: %d\r\n" % (
+                hop.REFUSAL_HEADER,
+                refusal.code.encode(),
+                hop.ATTEMPTS_HEADER,
+                request.attempts,
+            )
         self.write_whole(request, refusal.status, lines, body)
 
     def write_whole(self, request: ClientRequest, status: int, lines: bytes, body: bytes) -> None:

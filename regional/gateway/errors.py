@@ -70,7 +70,6 @@ SESSION_TOO_LONG = Refusal(400, _INVALID, "invalid_session", "The session id is 
 TOO_BUSY = Refusal(
     503, "server_error", "overloaded", "The service holds as many requests as it can; try again shortly."
 )
-BAD_HOP = Refusal(403, "permission_error", "bad_hop", "The hop is not accepted.", should_retry=False)
 INTERNAL = Refusal(
     500, "server_error", "internal_error", "The service failed; the request id helps its operator to find out why."
 )

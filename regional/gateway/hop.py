@@ -17,6 +17,8 @@ import msgspec
 HEADER = b"x-headrace-hop"
 REFUSAL_HEADER = b"x-headrace-refused"
 """In the target's answer: the RejectReason, so that the origin can tell a refused spill from an engine's error."""
+ATTEMPTS_HEADER = b"x-headrace-attempts"
+"""Beside it: attempts made for the request so far, over all tiers (case-R01)."""
 PROBE_PATH = b"/_headrace/peer"
 LIFETIME_SECONDS = 60.0
 _VERSION = b"v1"

@@ -13,13 +13,15 @@ from fleet.locality import Origin
 from fleet.process.logs import get_logger
 from fleet.request import Usage
 from regional.gateway import errors, models
+from regional.gateway.attempt import place_of
 from regional.gateway.auth import Authenticator
 from regional.gateway.connection import ClientConnection
-from regional.gateway.exchange import Exchange, place_of
+from regional.gateway.exchange import Exchange
 from regional.gateway.hop import peer_answer
 from regional.gateway.openai import PATHS
 from regional.gateway.placement import Placement
-from regional.gateway.request import ClientRequest, Kind, Reception
+from regional.gateway.reception import Reception
+from regional.gateway.request import ClientRequest, Kind
 from regional.gateway.settings import GatewaySettings
 from regional.gateway.upstream import Upstreams
 from regional.metrics import RouterMetrics
@@ -215,11 +217,6 @@ class Gateway:
             request.shown_id.encode(),
             self._placement.lines(step, headers, hopped=request.claims is not None),
         )
-
-    def drop_stale(self, step: SendToEndpoint | SendToRegion | None) -> None:
-        """A kept connection was dead: the others of its pool are no better (case-R10)."""
-        if isinstance(step, SendToEndpoint):
-            self.upstreams.pool(step.target.url, self.now).drop_idle()
 
     # Counting and telling
 

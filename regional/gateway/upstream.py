@@ -77,6 +77,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_repeated",
         "_repeated_head",
         "_silent",
+        "_surplus",
         "head",
         "idle_since",
         "length",
@@ -113,6 +114,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_told = False
         self._between_chunks = False
         self._complete = False
+        self._surplus = False
 
     # What the owner does
 
@@ -131,7 +133,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The owner has seen enough of this answer. When all of it is here the connection is kept, else closed."""
         self.owner = None
         if self._complete:
-            self.pool.release(self, reusable=self.head.keep)
+            self.pool.release(self, reusable=self.head.keep and not self._surplus)
         else:
             self.transport.abort()
 
@@ -214,7 +216,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return
         if self._complete:
             self.owner = None
-            self.pool.release(self, reusable=self.head.keep)
+            self.pool.release(self, reusable=self.head.keep and not self._surplus)
             owner.on_complete()
         elif not data.endswith(b"\r\n"):
             self._between_chunks = False  # a size line may have begun
@@ -250,6 +252,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     # httptools: only notes what came; telling the owner waits until the parser has returned
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._surplus = True  # bytes that nobody asked for follow the answer
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head is not _NO_HEAD:
             return  # a trailer
@@ -261,6 +267,8 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._silent = 0
         fields, self._fields = self._fields, []
+        if self._surplus:
+            return
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self._interim = True
@@ -272,7 +280,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._silent = 0
-        self._pieces.append(body)
+        if not self._surplus:
+            self._pieces.append(body)
 
     def on_chunk_header(self) -> None:
         self._between_chunks = False

@@ -69,14 +69,21 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
     """Starts gateways: steps of the core, the intent, and settings that differ from the default."""
     running: list[Running] = []
 
-    async def start(*steps: Step, intent: Intent | None = None, core: ListCore | None = None, **settings: object) -> Running:
+    async def start(
+        *steps: Step, intent: Intent | None = None, core: ListCore | None = None, **settings: object
+    ) -> Running:
         base = GatewaySettings(region="here", expose=Expose.ALL, shutdown_grace_seconds=2.0)
         chosen = replace(base, **settings)  # type: ignore[arg-type]
         records: list[RequestRecord] = []
         core = core or ListCore(*steps)
         metrics = RouterMetrics(chosen.region, "test")
         gateway = Gateway(
-            core, lambda: started.intent, NoOrigins(), chosen, metrics, on_record=records.append,
+            core,
+            lambda: started.intent,
+            NoOrigins(),
+            chosen,
+            metrics,
+            on_record=records.append,
             peer_status=lambda: {"region": chosen.region, "ready": True},
         )
         started = Running(gateway, core, 0, records)

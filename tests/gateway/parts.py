@@ -12,7 +12,7 @@ from fleet.intent import Intent, Secrets
 from fleet.locality import Origin, Region
 from fleet.request import RequestFacts, Usage
 from fleet.resources.keys import key_digest
-from fleet.tenancy import Residency, SlaClass, Tenant, TenantKey
+from fleet.tenancy import SlaClass, Tenant, TenantKey
 from regional.request.interfaces import AttemptRevoker
 from regional.request.steps import (
     AttemptResult,
@@ -36,11 +36,22 @@ OK_JSON = (
 )
 
 
+ACME = Tenant("t-acme", "acme", "standard")
+HERE = Region("r-here", "here", jurisdictions=frozenset({"EU"}))
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait for something that tells nobody when it comes true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 def intent_with(
     *,
     region: str = "here",
-    regions: tuple[Region, ...] = (Region("r-here", "here", jurisdictions=frozenset({"EU"})),),
-    tenant: Tenant | None = Tenant("t-acme", "acme", "standard"),
+    regions: tuple[Region, ...] = (HERE,),
+    tenant: Tenant | None = ACME,
     keys: tuple[TenantKey, ...] | None = None,
     **more: object,
 ) -> Intent:
@@ -168,7 +179,13 @@ class ListCore:
 
 
 def to(
-    upstream: RawUpstream | str, *, served_as: str = "m", attempt: int = 1, connect: float = 2.0, first: float = 5.0, key: str = ""
+    upstream: RawUpstream | str,
+    *,
+    served_as: str = "m",
+    attempt: int = 1,
+    connect: float = 2.0,
+    first: float = 5.0,
+    key: str = "",
 ) -> SendToEndpoint:
     url = upstream if isinstance(upstream, str) else upstream.url
     target = EndpointTarget(f"e-{url}", "engine-1", url, "here-a", "node-1", ("GPU-1",), served_as, key)
@@ -443,4 +460,7 @@ def token(text: str, finish: str | None = None, model: str = "m") -> bytes:
 
 
 def usage_event(prompt: int = 5, completion: int = 1) -> bytes:
-    return event(choices=[], usage={"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+    return event(
+        choices=[],
+        usage={"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+    )

@@ -87,12 +87,17 @@ async def test_case_h05_bytes_that_are_not_ascii(start_gateway: StartGateway, up
 
     engine = await upstream(script)
     run = await start_gateway(to(engine))
-    reply = await run.ask(post(chat(), extra=b"X-Note: \xe4\xbd\xa0\xe5\xa5\xbd\r\nX-Session-Id: \xe4\xbd\r\nX-Request-Id: \xff\r\n"))
+    reply = await run.ask(
+        post(chat(), extra=b"X-Note: \xe4\xbd\xa0\xe5\xa5\xbd\r\nX-Session-Id: \xe4\xbd\r\nX-Request-Id: \xff\r\n")
+    )
     assert reply.status == 200
     assert engine.requests[0].header(b"x-note") == [b"\xe4\xbd\xa0\xe5\xa5\xbd"]
     assert reply.header("x-back") == "好".encode().decode("latin-1")
     for token in (b"\xe4\xbd\xa0\xe5\xa5\xbd", b"\xff" * 40, b"hr_\xc3\xa9"):
-        request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %b\r\nContent-Length: 2\r\n\r\n{}" % token
+        request = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %b\r\nContent-Length: 2\r\n\r\n{}"
+            % token
+        )
         assert (await run.ask(request)).status == 401
 
 
@@ -178,7 +183,9 @@ async def test_an_engines_internals_do_not_reach_the_client(
         ("all", {f"x-headrace-{n}" for n in ("region", "zone", "node", "gpu", "endpoint", "attempts")}),
     ],
 )
-async def test_placement_headers(start_gateway: StartGateway, upstream: StartUpstream, expose: str, shown: set[str]) -> None:
+async def test_placement_headers(
+    start_gateway: StartGateway, upstream: StartUpstream, expose: str, shown: set[str]
+) -> None:
     run = await start_gateway(to(await upstream()), expose=Expose(expose))
     reply = await run.ask(post(chat()))
     assert {n for n, _ in reply.headers if n.startswith("x-headrace-")} == shown
@@ -201,5 +208,3 @@ async def test_routes_see_the_headers_they_match_on(start_gateway: StartGateway,
     run = await start_gateway(to(await upstream()), intent=intent_with(routes=(route,)))
     await run.ask(post(chat(), extra=b"x-BETA: yes\r\nX-Other: 1\r\nX-Request-Id: a\r\n"))
     assert dict(run.core.life.facts.route_headers) == {"x-beta": "yes", "x-request-id": "a"}
-
-
