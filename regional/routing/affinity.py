@@ -9,6 +9,7 @@ from fleet.intent import HoldState
 from regional.fleetview.pool import Floats, Pool
 from regional.fleetview.standing import OPEN, OUT, tier_ceiling
 from regional.routing.asked import Asked
+from regional.routing.endpoint import EndpointStep
 from regional.routing.filters import STANDING
 from regional.routing.filters.hold import Held
 
@@ -41,7 +42,9 @@ def ranks(pool: Pool, session: int) -> Floats:
 class Affinity:
     """Remembers, within bounds, where sessions were last served: only those may stay on a cordoned endpoint."""
 
-    def __init__(self, slack_seconds: float) -> None:
+    def __init__(self, slack_seconds: float, step: EndpointStep) -> None:
+        self.step = step
+        """Whose request filters bind a session that stays on a cordoned endpoint, too."""
         self._slack = slack_seconds
         self._lives: dict[tuple[str, int], str] = {}
 
@@ -86,6 +89,8 @@ class Affinity:
             return -1
         endpoint = seat.endpoint
         others = (f for f in STANDING if not isinstance(f, Held))
-        if endpoint in asked.tried or any(f.tier(endpoint, now) != OPEN for f in others):
+        if any(f.tier(endpoint, now) != OPEN for f in others):
+            return -1
+        if any(mask[seat.position] for mask in self.step.removed(pool, asked).values()):
             return -1
         return seat.position

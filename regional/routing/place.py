@@ -61,10 +61,10 @@ class Placing:
         self._view = view
         self._rng = rng
         self._book = PolicyBook(registry if registry is not None else discover())
-        self._affinity = Affinity(affinity_slack_seconds)
         border = ResidencyBorder(view.intent)
         self._regions = RegionStep(view, border, spill_seconds, spill_share)
         self._step = EndpointStep((), rng)
+        self._affinity = Affinity(affinity_slack_seconds, self._step)
         self._intent: Intent | None = None
         self._follow_intent()
 
@@ -167,5 +167,6 @@ class Placing:
         self._intent = intent
         border = ResidencyBorder(intent)
         self._step = EndpointStep((border, GpuClass(), ContextLength(intent)), self._rng)
+        self._affinity.step = self._step
         self._regions.set_intent(intent, border)
         self._book.set_intent(intent, self._view.region)

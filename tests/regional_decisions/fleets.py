@@ -19,6 +19,7 @@ from regional.health.actions import Action, ProbeEndpoints
 from regional.health.settings import HealthSettings
 from regional.request.core import Core
 from regional.request.settings import RequestSettings
+from regional.routing.registry import builtin
 
 MODEL = "llama-3.1-8b"
 PARIS = Origin("192.0.2.1", "FR", "EU", Coordinates(48.86, 2.35), "database")
@@ -185,7 +186,7 @@ def rig(
     given: Intent | None = None,
 ) -> Rig:
     view = FleetView(region)
-    made = Rig(Core(view, random.Random(seed), settings, health))
+    made = Rig(Core(view, random.Random(seed), settings, health, builtin()))
     view.set_intent(given or intent(region=region), made.now)
     return made
 

@@ -404,6 +404,16 @@ def test_a_cordoned_endpoint_keeps_its_sessions_and_takes_no_new_ones() -> None:
     assert "a1" not in sessions(made, 200).values()
 
 
+def test_case_z08_staying_on_a_cordoned_endpoint_does_not_cross_a_border() -> None:
+    made = simple({"eu-west-a": 1, "eu-west-b": 1}, given=intent())
+    session = "ab" * 32
+    home = where(made, session=session)
+    made.view.set_intent(intent(2, holds=hold("endpoint", home)), made.now)
+    assert where(made, session=session) == home
+    assert where(made, session=session, residency=Residency(frozenset({"CH"}), relay_ingress=True)) == "Reject"
+    assert where(made, session=session, allowed_gpu_classes=("b200-*",)) == "Reject"
+
+
 def test_case_n03_odd_sessions_are_sessions_like_others() -> None:
     made = simple({"eu-west-a": 3})
     for session in ("", "%%%", "x" * 10_000, "-1", "0x12", "\u2603"):
