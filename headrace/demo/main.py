@@ -57,8 +57,13 @@ def run(
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as temporary:
         directory = keep if keep is not None else Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_until_told(_demo(plan, directory.absolute(), options), once))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_until_told(_demo(plan, directory.absolute(), options), once))
+        finally:
+            # All is down. What is left is to go, with the status that is due, whoever presses Ctrl-C again.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
 
 
 async def _until_told(demo: Coroutine[Any, Any, int], once: bool) -> int:
