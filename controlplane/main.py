@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import grpc
 
@@ -29,6 +30,7 @@ from controlplane.secrets import DeploymentSecrets, secrets_for
 from controlplane.settings import ControlPlaneSettings
 from controlplane.startup import prepare
 from controlplane.store.database import Database
+from controlplane.store.housekeeping import keep_house
 from controlplane.store.intent import IntentFeed
 from fleet.clock import Clock, SystemClock
 from fleet.errors import HeadraceError, Unavailable
@@ -80,22 +82,15 @@ def build(settings: ControlPlaneSettings, clock: Clock) -> ControlPlane:
 
     publisher = Publisher(StoreFeed(feed), secrets.published(), clock, on_health=intent_health)
 
-    def named(kind: str) -> list[tuple[str, str]]:
-        objects = publisher.catalogue.objects.values() if publisher.catalogue else ()
-        return [(o.name, o.uid) for o in objects if o.kind == kind]
-
-    def region_uids() -> Mapping[str, str]:
-        return dict(named("region"))
-
-    def declared_endpoints() -> Mapping[str, str]:
-        return {uid: name for name, uid in named("endpoint")}
+    def names(kind: str) -> Mapping[str, str]:
+        return publisher.catalogue.names(kind) if publisher.catalogue else {}
 
     intake = Intake(
         database,
         clock,
         report_interval_seconds=settings.report_interval_seconds,
-        region_uids=region_uids,
-        declared_endpoints=declared_endpoints,
+        regions=lambda: names("region"),
+        declared_endpoints=lambda: names("endpoint"),
         publish=publisher.publish_observed,
     )
     tokens = RouterTokens(database, secrets, clock)
@@ -183,7 +178,7 @@ async def run(
                             )
                         )
                     )
-                working = group.create_task(_work(parts, settings, ready))
+                working = group.create_task(_work(parts, settings, clock, ready))
                 await announce_stop(stop, parts.readiness, settings.shutdown_delay_seconds)
                 parts.tokens.stop()
                 closing.set()
@@ -199,7 +194,9 @@ def _first(group: BaseExceptionGroup[HeadraceError]) -> HeadraceError:
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
-async def _work(parts: ControlPlane, settings: ControlPlaneSettings, ready: Callable[[], None] | None) -> None:
+async def _work(
+    parts: ControlPlane, settings: ControlPlaneSettings, clock: Clock, ready: Callable[[], None] | None
+) -> None:
     """Everything that goes on beside serving, once the database is there."""
     url = settings.database_direct_url or settings.database()
     await prepare(parts.database, url, parts.secrets, parts.readiness, upgrade=settings.migrate)
@@ -210,6 +207,7 @@ async def _work(parts: ControlPlane, settings: ControlPlaneSettings, ready: Call
         group.create_task(parts.tokens.run())
         group.create_task(parts.intake.run())
         group.create_task(_probe(parts))
+        group.create_task(keep_house(parts.database, uuid4().hex, clock))
 
 
 def _once_ready(readiness: Readiness, ready: Callable[[], None]) -> None:

@@ -35,9 +35,7 @@ async def prepare(
     told = False
     while True:
         try:
-            if upgrade:
-                revision = await asyncio.to_thread(migrate.upgrade, url)
-                _log.info("schema_ready", revision=revision)
+            await asyncio.to_thread(_schema, url, upgrade)
             await check_secret_key(database, secrets)
         except DatabaseUnavailable as error:
             readiness.set("database", False, str(error))
@@ -48,6 +46,16 @@ async def prepare(
         else:
             readiness.set("database", True)
             return
+
+
+def _schema(url: str, upgrade: bool) -> None:
+    """Raises DatabaseUnavailable while the tables are not there, when somebody else is to bring them up to date."""
+    if upgrade:
+        _log.info("schema_ready", revision=migrate.upgrade(url))
+    elif (revision := migrate.current(url)) != migrate.head():
+        raise DatabaseUnavailable(
+            f"the schema is at {revision or 'nothing'}, not {migrate.head()}; run: headrace db upgrade"
+        )
 
 
 async def check_secret_key(database: Database, secrets: DeploymentSecrets) -> None:

@@ -69,18 +69,18 @@ class Intake:
         clock: Clock,
         *,
         report_interval_seconds: float = 1.0,
-        region_uids: Callable[[], Mapping[str, str]] = dict,
+        regions: Callable[[], Mapping[str, str]] = dict,
         declared_endpoints: Callable[[], Mapping[str, str]] = dict,
         publish: Callable[[Iterable[RegionObserved]], None] = lambda observed: None,
     ) -> None:
-        """``region_uids`` maps region names to uids, ``declared_endpoints`` uids of endpoint resources to names.
+        """``regions`` and ``declared_endpoints`` map uids of the region and endpoint resources to names.
 
         ``publish`` is given each region's aggregate when there is news of it.
         """
         self._database = database
         self._clock = clock
         self._interval = report_interval_seconds
-        self._region_uids = region_uids
+        self._regions = regions
         self._declared = declared_endpoints
         self._publish = publish
         self._told: dict[str, Told] = {}
@@ -243,7 +243,7 @@ class Intake:
             self._observing_since = now
         # A copy that has just started has not heard anybody yet; that says nothing about the regions.
         judging = now - self._observing_since > LIVE_SECONDS
-        for region, uid in self._region_uids().items():
+        for uid, region in list(self._regions().items()):
             held = live.get(region, [])
             state = (len(held), sum(h.report.ready for h in held))
             if (held or judging) and self._region_states.get(uid) != state:

@@ -37,6 +37,9 @@ class Catalogue:
         self._salt = canonical_json([FORM, format(secrets.digest(), "x")])
         self._placement = Placement.of(self._objects.values())
         self._digests: dict[Key, tuple[IntentObject, int]] = {}
+        self._names: dict[str, dict[str, str]] = {}
+        for obj in self._objects.values():
+            self._names.setdefault(obj.kind, {})[obj.uid] = obj.name
 
     @property
     def at(self) -> IntentVersion:
@@ -50,6 +53,10 @@ class Catalogue:
     @property
     def placement(self) -> Placement:
         return self._placement
+
+    def names(self, kind: str) -> Mapping[str, str]:
+        """uid to name of all objects of a kind. Live: it changes with :meth:`advance`."""
+        return self._names.setdefault(kind, {})
 
     def published(self, region: str) -> IntentVersion:
         """The version as ``region`` sees it."""
@@ -68,8 +75,10 @@ class Catalogue:
             if change.obj is None:
                 self._objects.pop(change.key, None)
                 self._digests.pop(change.key, None)
+                self._names.get(change.key[0], {}).pop(change.key[1], None)
             else:
                 self._objects[change.key] = change.obj
+                self._names.setdefault(change.key[0], {})[change.key[1]] = change.obj.name
             keys.add(change.key)
         self._at = at
         kinds = {kind for kind, _ in keys}

@@ -19,6 +19,7 @@ from controlplane.api.fleet.endpoints import _shown
 from controlplane.main import run
 from controlplane.secrets import secrets_for
 from controlplane.settings import ControlPlaneSettings
+from controlplane.store import migrate
 from fleet.capacity import CapacityRow, DemandRow
 from fleet.errors import HeadraceError, InvalidInput
 from fleet.snapshot import IntentObject, IntentVersion
@@ -251,6 +252,30 @@ async def test_case_w01_it_waits_for_a_database_that_comes_later(empty_postgres_
     stop.set()
     async with asyncio.timeout(TIMEOUT):
         await task
+
+
+async def test_without_migrations_it_waits_until_somebody_has_made_the_tables(
+    empty_database_url: str, tmp_path: Path
+) -> None:
+    settings = ControlPlaneSettings.embedded(
+        database_url=empty_database_url, secret_key=[SECRET_KEY], migrate=False, state_dir=str(tmp_path)
+    )
+    stop, ready = asyncio.Event(), asyncio.Event()
+    ports: dict[str, int] = {}
+    task = asyncio.create_task(run(settings, stop=stop, ready=ready.set, on_bound=ports.__setitem__))
+    await eventually(lambda: "http" in ports or task.done())
+    async with client(Copy(ports, stop, task)) as http:
+        for _ in range(100):
+            reasons = (await http.get("/readyz")).json()["reasons"]
+            if "headrace db upgrade" in reasons["database"]:
+                break
+            await asyncio.sleep(0.1)
+    assert "run: headrace db upgrade" in reasons["database"]
+    await asyncio.to_thread(migrate.upgrade, empty_database_url)
+    async with asyncio.timeout(TIMEOUT):
+        await ready.wait()
+    stop.set()
+    await task
 
 
 async def test_what_cannot_work_is_one_line(sqlite_url: str, postgres_url: str, tmp_path: Path) -> None:

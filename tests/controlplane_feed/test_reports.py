@@ -81,7 +81,7 @@ class Desk:
         return Intake(
             self.store.database,
             self.clock,
-            region_uids=lambda: {"eu-west": "r-eu", "us-east": "r-us"},
+            regions=lambda: {"r-eu": "eu-west", "r-us": "us-east"},
             declared_endpoints=lambda: {"declared-e": "engine-1"},
             publish=self.published.extend,
         )

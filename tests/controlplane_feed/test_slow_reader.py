@@ -129,6 +129,26 @@ async def test_a_message_that_is_not_taken_in_time_ends_the_watch(sqlite_store: 
         assert await _status(slow) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_fifty_routers_share_one_small_message(sqlite_store: Store) -> None:
+    token = await sqlite_store.router_token("eu-west")
+    feed = MemoryFeed()
+    async with serving(feed, sqlite_store) as (publisher, channel):
+        for number in range(200):
+            await feed.push(obj("tenant", f"t-{number}", f"tenant-{number}", weight=number))
+        await publisher.catch_up(feed.at)
+        routers = [Router(channel, token, "eu-west") for _ in range(50)]
+        for router in routers:
+            await router.until(lambda r: r.held is not None and len(r.held.objects) == 201)
+            router.max_message = 0
+        at = await feed.push(obj("tenant", "t-7", "tenant-7", 2, weight=1000))
+        for router in routers:
+            held = await router.until_version(at)
+            assert held.objects["tenant", "t-7"].spec["weight"] == 1000
+            assert (router.fulls, router.deltas) == (1, 1)
+            assert router.max_message <= 2048
+            await router.close()
+
+
 async def test_a_watch_that_its_router_drops_is_released(sqlite_store: Store) -> None:
     token = await sqlite_store.router_token("eu-west")
     feed = MemoryFeed()
