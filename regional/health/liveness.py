@@ -74,7 +74,7 @@ class Liveness:
                 self.ask(endpoint, now)
         if came_from not in _SILENT_STATES:
             return ()
-        self._view.node_changed(node, now)
+        self._view.node_changed(node)
         return (DeclareAlive("node", node.name, node.zone),)
 
     def on_stream_closed(self, node_uid: str, now: float) -> tuple[Action, ...]:
@@ -153,13 +153,13 @@ class Liveness:
             return self._degrade(node, now)
         node.state = NodeState.SUSPECT
         self._suspected_at[node.uid] = now
-        self._view.node_changed(node, now)
+        self._view.node_changed(node)
         return (DeclareSuspect(node.uid, node.name, node.zone, node.silent_seconds(now)),)
 
     def _degrade(self, node: Node, now: float) -> tuple[Action, ...]:
         node.state = NodeState.DEGRADED
         self._suspected_at.pop(node.uid, None)
-        self._view.node_changed(node, now)
+        self._view.node_changed(node)
         return (DeclareDegraded(node.uid, node.name, node.zone),)
 
     def _judge_node(self, node: Node, now: float, actions: list[Action]) -> None:
@@ -181,7 +181,7 @@ class Liveness:
     def _bury(self, node: Node, now: float, actions: list[Action]) -> None:
         node.state = NodeState.DEAD
         self._suspected_at.pop(node.uid, None)
-        self._view.node_changed(node, now)
+        self._view.node_changed(node)
         uids = tuple(node.endpoints)
         actions[:] = [a for a in actions if not (isinstance(a, DeclareDead) and set(a.endpoint_uids) <= set(uids))]
         actions.append(

@@ -56,7 +56,7 @@ class Core:
         self.rng = rng
         self.settings = settings or RequestSettings()
         health = health or HealthSettings()
-        view.panic_share = health.panic_share
+        view.set_panic_share(health.panic_share)
         self.judge = Judge(view, health)
         self.liveness = Liveness(view, health, self.judge)
         self.budget = RetryBudget(self.settings.retry_budget, self.settings.retry_floor)
