@@ -14,6 +14,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agents.engines.simulated import Simulated
 from headrace.simulated_engine.server import EngineSettings, SimulatedEngine
 
 MODEL = "llama-3.1-8b"
@@ -138,6 +139,34 @@ async def test_metric_names_are_those_of_vllm_and_move() -> None:
         await until(lambda: server.scheduler.running == 0 and server.scheduler.waiting == 0)
         assert server.scheduler.pool.used == 0
         assert (await metrics_of(server))["vllm:request_success_total"] == 5
+
+
+async def test_the_agent_reads_the_page_as_it_reads_vllms() -> None:
+    async with engine(max_sequences=2, kv_tokens=16_000) as server, client_of(server) as client:
+        await client.completions.create(
+            model=MODEL, prompt="water " * 50, max_tokens=7, extra_body={"ignore_eos": True}
+        )
+        server.hang()
+        waiting = [
+            asyncio.ensure_future(client.completions.create(model=MODEL, prompt=f"p{i}", max_tokens=100))
+            for i in range(3)
+        ]
+        await until(lambda: server.scheduler.waiting == 3)
+        async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as answer:
+            text = await answer.text()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    reader = Simulated()
+    scrape = reader.read(reader.scanner.scan(text))
+    assert (scrape.load.running, scrape.load.waiting) == (0, 3)
+    assert scrape.load.kv_usage == 0.0
+    assert scrape.load.generated_tokens_total == 7
+    assert scrape.load.prompt_tokens_total == 75
+    assert scrape.load.cached_tokens_total == 0
+    assert scrape.load.preemptions_total == 0
+    assert scrape.shape.kv_tokens == 16_000
+    assert scrape.asleep is False
 
 
 async def test_errors_have_the_shapes_of_vllm() -> None:
