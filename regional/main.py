@@ -18,13 +18,12 @@ import uvloop
 
 from fleet.capacity import RegionObserved
 from fleet.clock import Clock, SystemClock
-from fleet.errors import FieldError, HeadraceError, InvalidInput
+from fleet.errors import HeadraceError
 from fleet.geo.resolver import OriginResolver
 from fleet.intent import Intent
 from fleet.process.grpc_server import Server, make_channel, make_server
 from fleet.process.health import Readiness
 from fleet.process.incarnation import hold_state_directory, next_incarnation
-from fleet.process.insecure import require_safe
 from fleet.process.logs import setup
 from fleet.process.serve import bind, bind_error, serve_http
 from fleet.process.settings import secret_reader
@@ -47,7 +46,7 @@ from regional.intake.probes import Prober
 from regional.intake.pulse import Pulse
 from regional.intake.service import AgentServicer, IdentityKeys, IntakeEvents
 from regional.metrics import RouterMetrics
-from regional.process import on_sighup, once, router_uid
+from regional.process import check, on_sighup, once, router_uid
 from regional.request.core import Core
 from regional.request.settings import RequestSettings
 from regional.request.steps import RequestRecord
@@ -95,7 +94,7 @@ async def run(
     ``ready`` is called once it is ready for requests; ``shared`` stands in for Redis; ``environ`` fills ``${NAME}`` in a fleet
     file. Raises InvalidInput or BindError, in words for the user, when it cannot start.
     """
-    _check(settings)
+    check(settings)
     if settings.workers > 1:
         if settings.fleet:  # one deployment, one set of secrets
             state = Path(settings.state_dir) if settings.state_dir else None
@@ -111,18 +110,6 @@ async def run(
             settings, state_dir, embedded_agent_factory, shared, os.environ if environ is None else environ
         )
         await router.serve(stop, ready, on_bound)
-
-
-def _check(settings: RouterSettings) -> None:
-    """What can be known to be wrong before anything is opened."""
-    if not settings.fleet and not settings.controlplane:
-        reason = "give --fleet FILE (standalone) or HEADRACE_CONTROLPLANE; a router needs one of them"
-        raise InvalidInput([FieldError("controlplane", reason)])
-    if settings.controlplane and not settings.region:
-        raise InvalidInput([FieldError("region", "a router with a control plane must say which region it serves")])
-    require_safe(
-        settings.host, tls=settings.tls.cert is not None, auth=True, insecure=settings.insecure, what="this router"
-    )
 
 
 class _Router:
@@ -166,7 +153,7 @@ class _Router:
         self.router_token = secret_reader(settings, "router_token")
         self.origins = OriginResolver(settings.geoip_db or None, on_event=self.tell.geo)
         self.peers = Peers(self.intent, self._peer_probed, self.clock, self.rng, self.tls.client_context)
-        self.pulse = Pulse(self.core, Prober(self.tls.client_context), self.clock, self.tell.action)
+        self.pulse = Pulse(self.core, Prober(self.tls.client_context), self.clock, self.tell.action, self.tell.fault)
         self.where = Advertised("", "")
         self.siblings = self._make_siblings(shared)
         self.directives = Directives(
@@ -261,7 +248,7 @@ class _Router:
         settings = self.settings
         async with AsyncExitStack() as stack:
             stack.callback(self.origins.close)
-            tasks = Supervisor()
+            tasks = Supervisor(self.tell.fault)
             stack.push_async_callback(tasks.close)
             if self.fleet_file is None:
                 await self.loader.restore()
@@ -272,7 +259,7 @@ class _Router:
             admin = bind(settings.host, settings.admin_port, flag="--admin-port")
             stack.callback(admin.close)
             admin_stop = asyncio.Event()
-            tasks.start("admin", self._serve_admin(admin, admin_stop))
+            tasks.start_vital("admin", partial(self._serve_admin, admin, admin_stop))
             stack.push_async_callback(tasks.ended, "admin")
             stack.callback(admin_stop.set)
             self._start_tasks(tasks)
@@ -330,17 +317,19 @@ class _Router:
         await serve_http(app, host=host, port=port, stop=stop, tls=self.tls, sock=sock, grace_seconds=1.0)
 
     def _start_tasks(self, tasks: Supervisor) -> None:
-        tasks.start("pulse", self.pulse.run())
-        tasks.start("siblings", self.siblings.run())
-        tasks.start("peers", self.peers.run())
-        tasks.start("gauges", self._gauges().run())
+        tasks.start("pulse", self.pulse.run)
+        tasks.start("siblings", self.siblings.run)
+        tasks.start("peers", self.peers.run)
+        tasks.start("gauges", self._gauges().run)
         if self.embedded is not None:
-            tasks.start("embedded-agent", self.embedded.run())
+            tasks.start_vital("embedded-agent", self.embedded.run)
         if self.fleet_file is not None:
-            tasks.start("fleet-file", self.fleet_file.watch(self.intent.replace, self.tell.fleet_file_refused))
+            tasks.start(
+                "fleet-file", partial(self.fleet_file.watch, self._fleet_file_changed, self.tell.fleet_file_refused)
+            )
             return
         if self.keeper is not None:
-            tasks.start("keeper", self.keeper.run())
+            tasks.start("keeper", self.keeper.run)
         watch = Watch(
             self.who,
             self.held,
@@ -350,9 +339,9 @@ class _Router:
             self._observed,
             self.tell.snapshot_refused,
         )
-        tasks.start("watch", self._uplink("watch").run(watch.session))
+        tasks.start("watch", partial(self._uplink("watch").run, watch.session))
         reporter = Reporter(self.who, self._report_sources(), self.events, self.router_token, self.clock)
-        tasks.start("report", self._uplink("report").run(reporter.session))
+        tasks.start("report", partial(self._uplink("report").run, reporter.session))
 
     # Wires between parts
 
@@ -398,6 +387,10 @@ class _Router:
         if self.fleet_file is not None:
             self.freshness.confirmed()
         self.readiness.set("intent", True)
+
+    def _fleet_file_changed(self, intent: Intent) -> None:
+        self.tell.intent_applied(intent.at.order, [])
+        self.intent.replace(intent)
 
     def _observed(self, observed: RegionObserved) -> None:
         self.view.set_region_observed(observed, self.clock.monotonic())

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from regional.request.steps import Outcome, RequestRecord
+from regional.tally import Count, CountChild, Tally, TallyChild
 
 MAX_MODELS = 50
 """Model names that get series of their own, in the order in which they are first asked for; the rest are ``other``."""
@@ -67,31 +68,31 @@ class RouterMetrics:
         self._region = region
         self._known: frozenset[str] = frozenset()
         self._models: set[str] = set()
-        self._request_children: dict[tuple[str, str, str, str], Counter] = {}
-        self._first_token_children: dict[str, Histogram] = {}
-        self._duration_children: dict[str, Histogram] = {}
+        self._request_children: dict[tuple[str, str, str, str, str], CountChild] = {}
+        self._first_token_children: dict[str, TallyChild] = {}
+        self._duration_children: dict[str, TallyChild] = {}
 
-        self._requests = Counter(
+        self._requests = Count(
             "headrace_requests",
             "Requests that are over, by the place that served them.",
             ("model", "tenant_class", "region", "entry_region", "outcome"),
             registry=registry,
         )
-        self._duration = Histogram(
+        self._duration = Tally(
             "headrace_request_duration_seconds",
             "From the request's head to its last byte.",
             ("model",),
             buckets=_DURATION_BUCKETS,
             registry=registry,
         )
-        self._first_token = Histogram(
+        self._first_token = Tally(
             "headrace_time_to_first_token_seconds",
             "From the request's head to the first byte of the answer's body.",
             ("model",),
             buckets=_FIRST_TOKEN_BUCKETS,
             registry=registry,
         )
-        self.decision_seconds = Histogram(
+        self.decision_seconds = Tally(
             "headrace_routing_decision_seconds",
             "Time one routing decision took.",
             buckets=_DECISION_BUCKETS,
@@ -119,7 +120,7 @@ class RouterMetrics:
         self._failovers = Counter(
             "headrace_failovers", "Places given up: gpu, endpoint, node, zone or region.", ("scope",), registry=registry
         )
-        self._tokens = Counter("headrace_tokens", "Tokens as engines counted them.", ("direction",), registry=registry)
+        self._tokens = Count("headrace_tokens", "Tokens as engines counted them.", ("direction",), registry=registry)
         self._tokens_in = self._tokens.labels("input")
         self._tokens_cached = self._tokens.labels("cached")
         self._tokens_out = self._tokens.labels("output")
@@ -168,6 +169,9 @@ class RouterMetrics:
         self.certificate_expiry = Gauge(
             "headrace_certificate_expiry_timestamp_seconds", "When the served certificate expires.", registry=registry
         )
+        self._faults = Counter(
+            "headrace_faults", "Parts of the router that failed and were started again.", ("part",), registry=registry
+        )
         self.events_dropped = Gauge(
             "headrace_events_dropped", "Events lost because the control plane was away for too long.", registry=registry
         )
@@ -203,9 +207,9 @@ class RouterMetrics:
         if usage.completion_tokens:
             self._tokens_out.inc(usage.completion_tokens)
 
-    def _request_child(self, model: str, tenant_class: str, region: str, entry_region: str, outcome: str) -> Counter:
+    def _request_child(self, model: str, tenant_class: str, region: str, entry_region: str, outcome: str) -> CountChild:
         model = self._model_label(model)
-        key = (model, tenant_class, region, f"{entry_region}\x00{outcome}")
+        key = (model, tenant_class, region, entry_region, outcome)
         child = self._request_children.get(key)
         if child is None:
             if len(self._request_children) >= MAX_REQUEST_SERIES:
@@ -232,6 +236,9 @@ class RouterMetrics:
 
     def ejected(self, reason: str) -> None:
         self._ejections.labels(reason).inc()
+
+    def fault(self, part: str) -> None:
+        self._faults.labels(part).inc()
 
     def snapshot_refused(self, reason: str) -> None:
         self._snapshot_refused.labels(reason).inc()

@@ -1,4 +1,4 @@
-"""Small things a router process does to the world around it: its identity on disk, signals, saying once that it is ready."""
+"""Small things around a router process: settings that cannot work, its identity on disk, signals, saying once that it is ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fleet.errors import FieldError, InvalidInput
 from fleet.process.incarnation import write_atomically
+from fleet.process.insecure import require_safe
+from regional.settings import RouterSettings
+
+
+def check(settings: RouterSettings) -> None:
+    """Raises InvalidInput for what can be known to be wrong before anything is opened."""
+    if not settings.fleet and not settings.controlplane:
+        reason = "give --fleet FILE (standalone) or HEADRACE_CONTROLPLANE; a router needs one of them"
+        raise InvalidInput([FieldError("controlplane", reason)])
+    if settings.controlplane and not settings.region:
+        raise InvalidInput([FieldError("region", "a router with a control plane must say which region it serves")])
+    require_safe(
+        settings.host, tls=settings.tls.cert is not None, auth=True, insecure=settings.insecure, what="this router"
+    )
 
 
 def router_uid(state_dir: Path | None) -> str:

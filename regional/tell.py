@@ -108,7 +108,7 @@ class Teller:
         if self._due("snapshot", reason):
             self._log.warning("snapshot refused", reason=reason)
             message = f"a snapshot, delta or section was not taken: {reason}"
-            self._events.add("SnapshotRefused", message, "router", "router", "warning")
+            self._events.add("SnapshotRefused", message, "region", self._events.region, "warning")
 
     def uplink_failed(self, what: str, address: str, why: str) -> None:
         if self._due(what, why):
@@ -134,6 +134,12 @@ class Teller:
         if unread:
             self._metrics.config_errors.inc(len(unread))
             self._log.error("parts of the intent could not be read and are left out", parts=unread[:20])
+
+    def fault(self, part: str, error: BaseException | None) -> None:
+        """A part of the router failed, or ended by itself, and is started again: a fault of ours."""
+        self._metrics.fault(part)
+        if self._due("fault", part):
+            self._log.error("part failed, it is started again", part=part, exc_info=error)
 
     def shared_state(self, ok: bool, why: str) -> None:
         self._metrics.shared_connected.set(ok)

@@ -161,19 +161,20 @@ def intent_of(
     secrets = Secrets()
     unread: list[str] = []
 
-    for obj in objects:
+    def take(obj: IntentObject) -> None:
+        nonlocal secrets
         if obj.kind == SECRETS_KIND:
             secrets = _secrets_word(obj)
-            continue
+            return
         if obj.kind == HOLD_KIND:
             hold = _hold_word(obj.uid, obj.spec)
             if hold is None:
                 unread.append(f"hold {obj.name}: not valid")
             else:
                 holds[hold.target_kind, hold.target] = hold
-            continue
+            return
         if obj.kind not in KINDS:
-            continue  # a kind of a newer neighbour
+            return  # a kind of a newer neighbour
         spec = read(obj)
         match spec:
             case RegionSpec():
@@ -258,6 +259,12 @@ def intent_of(
                 )
             case None:
                 unread.append(f"{obj.kind} {obj.name}: not valid")
+
+    for obj in objects:
+        try:
+            take(obj)
+        except (ValueError, TypeError, RecursionError):
+            unread.append(f"{obj.kind} {obj.name}: not valid")
 
     for name, zone in list(zones.items()):
         if not zone.jurisdictions and zone.region in regions:

@@ -48,7 +48,7 @@ def object_from_wire(m: snapshot_pb2.IntentObject) -> IntentObject:
         return IntentObject(
             m.kind, m.uid, m.name, m.generation, _json_object(m.spec_json), dict(m.labels), _json_object(m.secrets_json)
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DigestMismatch(f"{m.kind} {m.name}: {error}") from None
 
 

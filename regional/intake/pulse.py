@@ -16,11 +16,20 @@ TICK_SECONDS = 0.05
 class Pulse:
     """Ticks ``core`` and probes what it wants probed; all other actions go to ``tell``, which counts and logs them."""
 
-    def __init__(self, core: Core, prober: Prober, clock: Clock, tell: Callable[[Action], None]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        prober: Prober,
+        clock: Clock,
+        tell: Callable[[Action], None],
+        on_fault: Callable[[str, BaseException | None], None],
+    ) -> None:
+        """``on_fault(part, error)`` is told when a probe failed for a fault of ours."""
         self._core = core
         self._prober = prober
         self._clock = clock
         self._tell = tell
+        self._on_fault = on_fault
         self._probes: set[asyncio.Task[None]] = set()
 
     def carry_out(self, actions: Iterable[Action]) -> None:
@@ -30,7 +39,7 @@ class Pulse:
                 for target in action.targets:
                     task = asyncio.get_running_loop().create_task(self._probe(target, action))
                     self._probes.add(task)
-                    task.add_done_callback(self._probes.discard)
+                    task.add_done_callback(self._probed)
             else:
                 self._tell(action)
 
@@ -44,6 +53,11 @@ class Pulse:
             for task in self._probes:
                 task.cancel()
             await asyncio.gather(*self._probes, return_exceptions=True)
+
+    def _probed(self, task: asyncio.Task[None]) -> None:
+        self._probes.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fault("probe", error)
 
     async def _probe(self, target: ProbeTarget, order: ProbeEndpoints) -> None:
         answered = await self._prober.answered(target, order)

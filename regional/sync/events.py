@@ -16,14 +16,14 @@ class EventOutbox:
     """Holds at most 1,000 events; the oldest are dropped first, and counted."""
 
     def __init__(self, region: str, clock: Clock) -> None:
-        self._region = region
+        self.region = region
         self._clock = clock
         self._held: dict[str, FleetEvent] = {}
         self.dropped = 0
 
     def add(self, reason: str, message: str, kind: str, name: str, severity: str = "info") -> None:
         """Record that something happened now."""
-        event = FleetEvent(uuid4().hex, reason, message, kind, name, self._region, severity, self._clock.wall())
+        event = FleetEvent(uuid4().hex, reason, message, kind, name, self.region, severity, self._clock.wall())
         self._held[event.uid] = event
         if len(self._held) > MAX_HELD:
             del self._held[next(iter(self._held))]

@@ -30,6 +30,7 @@ class HeldSnapshot:
         self._published: IntentSnapshot | None = None
         self._used: Objects = {}
         self._rejections: tuple[Rejection, ...] = ()
+        self._new_rejections: tuple[Rejection, ...] = ()
 
     @property
     def at(self) -> IntentVersion:
@@ -49,6 +50,11 @@ class HeldSnapshot:
     def rejections(self) -> tuple[Rejection, ...]:
         """Sections of the held version that are not believed, so not in use."""
         return self._rejections
+
+    @property
+    def new_rejections(self) -> tuple[Rejection, ...]:
+        """Those of them that the version before did not have."""
+        return self._new_rejections
 
     def offer_full(self, offered: IntentSnapshot, *, confirmed: bool = False) -> bool:
         """Take a complete snapshot. True when something changed.
@@ -102,9 +108,11 @@ class HeldSnapshot:
 
     def _take(self, offered: IntentSnapshot, confirmed: bool) -> None:
         used, rejections = sift(self._used, offered.objects, confirmed=confirmed)
+        before = {(r.kind, r.reason) for r in self._rejections}
         self._published = offered
         self._used = used
         self._rejections = rejections
+        self._new_rejections = tuple(r for r in rejections if (r.kind, r.reason) not in before)
 
 
 class ChunkAssembler:

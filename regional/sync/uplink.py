@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc
 
 from fleet.errors import DigestMismatch, HeadraceError, StaleVersion, Unavailable
+from fleet.process.logs import get_logger
 from regional.sync.addresses import Target, resolve
 from regional.sync.backoff import Backoff
 
@@ -22,6 +23,7 @@ ChannelFactory = Callable[[Target], grpc.aio.Channel]
 Session = Callable[[grpc.aio.Channel], Awaitable[None]]
 """Talks over a channel until something breaks, which it tells by raising."""
 
+_log = get_logger("uplink")
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -80,5 +82,8 @@ class Uplink:
             return str(error), False
         except HeadraceError as error:
             return f"{type(error).__name__}: {error}", False
+        except Exception as error:  # noqa: BLE001  # whatever came, or a fault of ours in reading it: the router goes on
+            _log.error("session_fault", exc_info=error)
+            return f"a fault in reading what came: {type(error).__name__}", False
         finally:
             await channel.close(None)

@@ -149,6 +149,6 @@ class Watch:
             await self._changed()
 
     async def _changed(self) -> None:
-        for rejection in self._held.rejections:
+        for rejection in self._held.new_rejections:
             self._on_refused(rejection.reason)
         await self._on_change()
