@@ -51,6 +51,7 @@ class Exchange:
         "_last_seen",
         "_life",
         "_waiting",
+        "_waits_since",
         "direct",
         "facts",
         "fresh",
@@ -67,6 +68,7 @@ class Exchange:
         self._body: RequestBody | None = None
         self._attempt: Attempt | None = None
         self._waiting: asyncio.TimerHandle | None = None
+        self._waits_since = 0.0
         self._answer: Answer | None = None
         """Of the present attempt, once its head is in and usable."""
         self._deadline = 0.0
@@ -115,8 +117,7 @@ class Exchange:
         if isinstance(step, Reject):
             self._reject(step)
         elif isinstance(step, WaitFor):
-            loop = asyncio.get_running_loop()
-            self._waiting = loop.call_later(max(0.0, step.seconds), self._wait_over)
+            self._wait(step, now)
         elif isinstance(step, SendToRegion) and self.request.claims is not None:
             self._reject(Reject(RejectReason.SECOND_HOP, "A request is passed between regions once at most."))
         elif self._body is not None:
@@ -131,10 +132,22 @@ class Exchange:
         except Exception as error:  # noqa: BLE001  # as in start
             self.fault(error)
 
+    def _wait(self, step: WaitFor, now: float) -> None:
+        self._waits_since = now
+        self._gateway.metrics.queue_depth.inc()
+        self._waiting = asyncio.get_running_loop().call_later(max(0.0, step.seconds), self._wait_over)
+
     def _wait_over(self) -> None:
-        self._waiting = None
+        self._stop_waiting()
         if self._life is not None and not self.over:
             self._decide(self._life.on_wait_over)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+            self._gateway.metrics.queue_depth.dec()
+            self._gateway.metrics.queue_wait_seconds.observe(self._gateway.monotonic() - self._waits_since)
 
     def _reject(self, reject: Reject) -> None:
         refusal = errors.refusal_of(reject)
@@ -346,9 +359,7 @@ class Exchange:
         """Stop the present attempt or wait, whatever it is doing."""
         if self._attempt is not None:
             self._attempt.let_go()
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        self._stop_waiting()
         self.direct = False
 
     def _end(self, outcome: Outcome, usage: Usage) -> None:
