@@ -121,8 +121,11 @@ def test_a_far_smaller_section_is_kept_until_it_is_confirmed() -> None:
     small = snapshot(2, fleet(8))
     held.offer_delta(diff(one, small))
     assert len(names(held, "endpoint")) == 20
+    assert [r.reason for r in held.new_rejections] == ["smaller"]
     third = snapshot(3, [*fleet(8), obj("tenant", 1)])
     held.offer_delta(diff(small, third))
+    assert held.new_rejections == (), "what was counted once is not counted again"
+    assert [r.reason for r in held.rejections] == ["smaller"]
     assert len(names(held, "endpoint")) == 20, "it stays implausible"
     assert names(held, "tenant") == {"tenant-1"}
     fourth = snapshot(4, [*fleet(8), obj("tenant", 2)])

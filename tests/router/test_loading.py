@@ -80,6 +80,20 @@ async def test_a_snapshot_of_another_region_is_not_used(tmp_path: Path) -> None:
     assert loading.held.empty
 
 
+def test_one_object_that_cannot_be_read_is_left_out_and_named() -> None:
+    bad = [
+        IntentObject("key", "k", "k", 1, {"tenant": "t"}, {}, {"secret_hmac": "not hex"}),
+        IntentObject("secrets", "s", "s", 1, {}, {}, {"peppers": ["not base64!"]}),
+        IntentObject("secrets", "s2", "s2", 1, {}, {}, {"peppers": 7}),
+        IntentObject("hold", "h", "h", 1, {"state": "flying"}),
+        IntentObject("endpoint", "e", "e", 1, {"node": "n", "url": "ftp://x", "models": ["m"]}),
+        IntentObject("a kind of tomorrow", "x", "x", 1, {}),
+    ]
+    intent, unread = intent_of(IntentVersion(1, 1), "eu", [*bad, *objects("a")])
+    assert list(intent.models) == ["a"]
+    assert [line.partition(":")[0] for line in unread] == ["key k", "secrets s", "secrets s2", "hold h", "endpoint e"]
+
+
 def test_a_cache_changes_nothing_but_the_time() -> None:
     cache = SpecCache()
     listed = objects("a", "b", broken=True)

@@ -139,6 +139,25 @@ async def test_rel_r7_a_wrong_digest_and_a_truncated_snapshot_are_refused(centre
     assert chunks[-1].full.last
 
 
+async def test_nonsense_from_a_control_plane_never_ends_the_watch(centre: ScriptedControlPlane) -> None:
+    from fleet.wire.headrace.v1 import snapshot_pb2
+
+    def first(spec: bytes, **fields: object) -> list[snapshot_pb2.SnapshotUpdate]:
+        chunk = snapshot_pb2.SnapshotChunk(
+            region="eu", last=True, objects=[snapshot_pb2.IntentObject(kind="endpoint", spec_json=spec)]
+        )
+        return [snapshot_pb2.SnapshotUpdate(full=chunk)]
+
+    async with Router(centre.address).running() as router:
+        for spec in (b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": NaN}'):
+            centre.opening = first(spec)
+            before = len(router.failures)
+            await until(lambda before=before: len(router.failures) > before + 1)
+        assert router.held.empty
+        centre.opening = full(at(1))
+        await until(lambda: router.applied == [(1, 1)])
+
+
 async def test_an_older_history_is_refused_until_its_epoch_rises(centre: ScriptedControlPlane) -> None:
     centre.opening = full(at(9))
     async with Router(centre.address).running() as router:
