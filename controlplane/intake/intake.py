@@ -221,7 +221,11 @@ class Intake:
             # Only at first sight is another machine's clock believed, and never into the future.
             first = self._book.order_of(found.router_uid) == (0, -1)
             age = max(0.0, wall - found.received_at.timestamp()) if first else 0.0
-            report = report_from_body(found.router_uid, found.region, found.incarnation, found.sequence, found.body)
+            try:
+                report = report_from_body(found.router_uid, found.region, found.incarnation, found.sequence, found.body)
+            except (TypeError, ValueError, AttributeError) as error:
+                _log.warning("report_of_another_release", router=found.router_uid, error=str(error))
+                continue
             self._book.put(report, now, age)
         self._book.forget(k.router_uid for k in keys)
         await self._tell(self._book.live(now), now)

@@ -103,7 +103,8 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
                 )
             )
         except JoinRefused as error:
-            self._note("JoinRefused", str(error), request.node_name, grant.region, "warning")
+            reason = "NodeConflict" if error.why is Refusal.CONFLICT else "JoinRefused"
+            self._note(reason, str(error), request.node_name, grant.region, "warning")
             await context.abort(_STATUS[error.why], str(error))
         except Unavailable as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

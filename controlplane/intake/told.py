@@ -10,16 +10,19 @@ from fleet.capacity import FleetEvent, InventoryNode, RegionReport, inventory_di
 MAX_NODES = 20_000
 """Of one router: twice a cell of one GPU per node. More is a fault of its sender."""
 MAX_EVENTS = 1000
+NODE_STATES = frozenset({"ready", "suspect", "degraded", "draining", "dead"})
 MAX_UID = 64
 MAX_NAME = 256
 
 
 def valid_node(node: InventoryNode) -> bool:
-    """False for a node whose identifiers no table could hold; it is left out, the rest of the report counts."""
+    """False for a node that no table could hold or nobody could read; it is left out, the rest of the report counts."""
     uids = [node.node_uid, *(g.uuid for g in node.gpus), *(e.uid for e in node.endpoints)]
     names = [node.node_name, node.zone, *(f"{node.node_name}.{e.name}" for e in node.endpoints)]
-    return all(0 < len(u) <= MAX_UID and "\x00" not in u for u in uids) and all(
-        0 < len(n) <= MAX_NAME and "\x00" not in n for n in names
+    return (
+        all(0 < len(u) <= MAX_UID and "\x00" not in u for u in uids)
+        and all(0 < len(n) <= MAX_NAME and "\x00" not in n for n in names)
+        and node.state in NODE_STATES
     )
 
 

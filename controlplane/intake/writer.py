@@ -24,7 +24,7 @@ from controlplane.registry.status import (
 from controlplane.tables import Event, InventoryItem, RegionReportRow, Status
 from fleet.capacity import FleetEvent, InventoryNode, RegionReport
 
-CONFLICT_SECONDS = 30.0
+CONFLICT_SECONDS = 60.0
 """A device that two nodes claim belongs to the one that had it, unless that one has been silent for this long (case-G11)."""
 ROW_KEEP_SECONDS = 3600.0
 """Reports stay in the table for a while after they stop counting, so that an old one cannot come back as news."""
@@ -72,17 +72,22 @@ async def write_events(session: AsyncSession, events: Iterable[FleetEvent], wall
     """Each uid is stored once, however often it is sent."""
     for event in events:
         values = {
-            "uid": event.uid[:64],
-            "reason": event.reason[:64],
-            "message": event.message[:4096].replace("\x00", ""),
-            "kind": event.kind[:64],
-            "name": event.name[:256].replace("\x00", ""),
-            "region": event.region[:256],
-            "severity": event.severity[:64] or "info",
+            "uid": _fit(event.uid, 64),
+            "reason": _fit(event.reason, 64),
+            "message": _fit(event.message, 4096),
+            "kind": _fit(event.kind, 64),
+            "name": _fit(event.name, 256),
+            "region": _fit(event.region, 256),
+            "severity": _fit(event.severity, 64) or "info",
             "occurred_at": moment(event.wall or wall),
             "recorded_at": moment(wall),
         }
         await session.execute(_upsert(session, Event).values(values).on_conflict_do_nothing(index_elements=["uid"]))
+
+
+def _fit(text: str, length: int) -> str:
+    """As much of a text as the column takes; PostgreSQL knows no NUL."""
+    return text.replace("\x00", "")[:length]
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,7 @@ class Publisher:
             for channel in self._channels.values():
                 snapshot, delta = catalogue.next_snapshot(channel.history.snapshot, keys)
                 channel.history.advance(snapshot, delta)
+                channel.full = None
                 frame = delta_frame(delta)
                 for watcher in list(channel.watchers):
                     if len(frame) > MAX_DELTA_BYTES:

@@ -26,6 +26,8 @@ class ObjectChange:
 class Catalogue:
     """Intent as last read from the database. Changed only by :meth:`advance`; objects themselves are never changed.
 
+    Building one hashes every object, which takes a good part of a second for tens of thousands; what follows is quick.
+
     The chain digest of a published version covers, beside the feed's own chain, all else that decides what a region is sent:
     its name, the secrets object and the form. Copies that would publish anything different therefore never agree by accident.
     """
@@ -40,6 +42,7 @@ class Catalogue:
         self._names: dict[str, dict[str, str]] = {}
         for obj in self._objects.values():
             self._names.setdefault(obj.kind, {})[obj.uid] = obj.name
+            self._digest(obj)
 
     @property
     def at(self) -> IntentVersion:

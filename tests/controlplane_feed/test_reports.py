@@ -315,19 +315,33 @@ async def test_case_g11_a_device_of_two_nodes_is_counted_once(desk: Desk) -> Non
     gpus = {i.uid: i.node_uid for i in await desk.rows(InventoryItem) if i.kind == "gpu"}
     assert gpus == {"n-old-g0": "n-old", "n-old-g1": "n-old"}
     assert {e.reason for e in await desk.rows(Event)} >= {"DeviceConflict"}
-    desk.clock.advance(31)
+    desk.clock.advance(61)
     desk.intake.take(report("r-1", 3, nodes=[replace(thief, sequence=2)]))
     await desk.step()
     gpus = {i.uid: i.node_uid for i in await desk.rows(InventoryItem) if i.kind == "gpu"}
     assert gpus == {"n-old-g0": "n-new", "n-old-g1": "n-new"}
 
 
-@pytest.mark.parametrize("bad", ["", "x" * 65, "nul\x00"])
-async def test_one_bad_identifier_does_not_hold_up_the_rest(desk: Desk, bad: str) -> None:
-    nodes = [node("n-1"), node(bad)]
-    desk.intake.take(report(nodes=nodes))
+async def test_what_no_table_can_hold_does_not_hold_up_the_rest(desk: Desk) -> None:
+    nodes = [node("n-1"), node(""), node("x" * 65), node("nul\x00"), node("odd", state="sideways")]
+    event = FleetEvent("e\x00", "R\x00", "m\x00" * 5000, "k\x00", "n" * 999, "r\x00", "\x00", 1e11)
+    desk.intake.take(report(nodes=nodes, version="\x00", events=(event,)))
     await desk.step()
     assert {i.uid for i in await desk.rows(InventoryItem) if i.kind == "node"} == {"n-1"}
+    assert [e.uid for e in await desk.rows(Event) if e.reason == "R"] == ["e"]
+    assert list(desk.intake.live()) == ["eu-west"]
+
+
+async def test_a_report_that_another_release_wrote_is_passed_over(desk: Desk) -> None:
+    desk.intake.take(report("r-1"))
+    desk.intake.take(report("r-2"))
+    await desk.intake.flush()
+    async with desk.store.database.write() as session:
+        row = await session.get(RegionReportRow, "r-1")
+        assert row is not None
+        row.body = {"rows": [{"zone": "only"}], "http_addresses": 7}
+    await desk.intake.observe()
+    assert [h.report.router_uid for h in desk.intake.live()["eu-west"]] == ["r-2"]
 
 
 # Events and regions
