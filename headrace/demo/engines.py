@@ -12,6 +12,7 @@ from headrace.simulated_engine.server import EngineSettings, SimulatedEngine
 
 LLAMACPP_CONTEXT_TOKENS = 2048
 _LLAMACPP_SLOTS = 4
+_LLAMACPP_CONNECTIONS = 32
 
 
 class NodeEngine(Protocol):
@@ -92,6 +93,8 @@ class LlamaCppEngine:
         params.n_ctx = LLAMACPP_CONTEXT_TOKENS * _LLAMACPP_SLOTS
         params.n_parallel = _LLAMACPP_SLOTS
         params.cpuparams.n_threads = 1
+        # It gives every open connection a thread, idle ones too: routers', agents' and probes' together.
+        params.n_threads_http = _LLAMACPP_CONNECTIONS
         params.n_gpu_layers = 0
         params.endpoint_metrics = True
         params.warmup = False

@@ -26,7 +26,7 @@ from headrace.demo.show import Show
 from headrace.demo.stage import Stage
 from headrace.demo.traffic import Traffic
 
-_LADDER_RATE = {"simulated": 140.0, "llamacpp": 110.0}
+_LADDER_RATE = {"simulated": 140.0, "llamacpp": 60.0}
 _QUIET_RATE = 15.0
 _MAX_TOKENS = {"simulated": 16, "llamacpp": 4}
 _NO_LADDER_SECONDS = 5.0
