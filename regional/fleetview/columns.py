@@ -110,11 +110,14 @@ class Columns:
         """Give new endpoints their columns. Many that come at once share one layout, rarer the larger the pool."""
         for pool in list(self._unlaid.values()):
             pause = LAYOUT_SECONDS + LAYOUT_SECONDS_PER_SEAT * len(pool.members)
-            if pool.seats and now - pool.laid_out_at < pause:
-                continue
-            del self._unlaid[pool.model]
-            pool.lay_out(now)
-            for seat in pool.seats:
-                pricing.price(seat)
-            if not pool.members and self.pools.get(pool.model) is pool:
-                del self.pools[pool.model]
+            if not pool.seats or now - pool.laid_out_at >= pause:
+                self.lay_out(pool, now)
+
+    def lay_out(self, pool: Pool, now: float) -> None:
+        """Give a pool's members their columns now: for a request that finds nothing good among those laid out before."""
+        self._unlaid.pop(pool.model, None)
+        pool.lay_out(now)
+        for seat in pool.seats:
+            pricing.price(seat)
+        if not pool.members and self.pools.get(pool.model) is pool:
+            del self.pools[pool.model]

@@ -107,6 +107,7 @@ class Endpoint:
         "own_unread",
         "pace_decode",
         "pace_prefill",
+        "paced",
         "paced_at",
         "pending",
         "phase",
@@ -211,6 +212,8 @@ class Endpoint:
         self.priced_prefill = 1.0
         self.priced_decode = 1.0
         """The paces that the present prices rest on."""
+        self.paced = False
+        """It has shown a pace of its own; until then its peers' counts."""
         self.paced_at = now
         self.speed_factor = 1.0
         """Slowed down by throttling, as its devices report it; 1.0 is not."""

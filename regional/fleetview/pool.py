@@ -101,6 +101,9 @@ class Pool:
         """Rises with every layout; caches by position hold only within one."""
         self.mean_input_tokens = DEFAULT_INPUT_TOKENS
         self.mean_output_tokens = DEFAULT_OUTPUT_TOKENS
+        self.typical_prefill = 1.0
+        self.typical_decode = 1.0
+        """Paces that endpoints of this pool have shown lately, as a geometric mean: what is expected of those not yet seen."""
         self.usable = 0
         """Seats that are not ``OUT``..."""
         self.signals = 0
@@ -158,6 +161,11 @@ class Pool:
         self.changed = False
         self.laid_out_at = now
         self.layout += 1
+
+    def learn_paces(self, prefill: float, decode: float) -> None:
+        """An endpoint has just shown these paces."""
+        self.typical_prefill *= (prefill / self.typical_prefill) ** _MEAN_WEIGHT
+        self.typical_decode *= (decode / self.typical_decode) ** _MEAN_WEIGHT
 
     def learn_lengths(self, input_tokens: float | None, output_tokens: float | None) -> None:
         """Keep running means of prompt and answer length."""

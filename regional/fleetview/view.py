@@ -251,6 +251,10 @@ class FleetView:
         """Bring all columns up to date with what has happened."""
         self._columns.settle(now)
 
+    def lay_out(self, pool: Pool, now: float) -> None:
+        """Let a pool's newest members be chosen at once, not with the next layout."""
+        self._columns.lay_out(pool, now)
+
     # Within
 
     def _refresh_others(self, uids: Iterable[str], now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.request import Usage
-from regional.fleetview.endpoint import Endpoint, Ticket
+from regional.fleetview.endpoint import Ticket
 from regional.routing.cost import next_pace
 
 OVERHEAD_SECONDS = 0.002
@@ -17,7 +17,7 @@ def on_first_token(ticket: Ticket, now: float) -> bool:
     """A streamed answer begins. True when the pace changed enough to matter at once."""
     endpoint, seat = ticket.endpoint, ticket.seat
     expected = OVERHEAD_SECONDS + ticket.wait + seat.prefill_floor + seat.prefill_per_token * ticket.input_tokens
-    return _paced(endpoint, next_pace(endpoint.pace_prefill, now - ticket.sent_at, expected), None, now)
+    return _paced(ticket, next_pace(endpoint.pace_prefill, now - ticket.sent_at, expected), None, now)
 
 
 def on_streamed(ticket: Ticket, first_at: float, usage: Usage, now: float) -> bool:
@@ -27,7 +27,7 @@ def on_streamed(ticket: Ticket, first_at: float, usage: Usage, now: float) -> bo
         return False
     endpoint = ticket.endpoint
     pace = next_pace(endpoint.pace_decode, now - first_at, (tokens - 1) * ticket.step)
-    return _paced(endpoint, None, pace, now)
+    return _paced(ticket, None, pace, now)
 
 
 def on_whole(ticket: Ticket, usage: Usage, expected_output_tokens: float, now: float) -> bool:
@@ -43,19 +43,22 @@ def on_whole(ticket: Ticket, usage: Usage, expected_output_tokens: float, now: f
     )
     seconds = now - ticket.sent_at
     return _paced(
-        endpoint,
+        ticket,
         next_pace(endpoint.pace_prefill, seconds, expected),
         next_pace(endpoint.pace_decode, seconds, expected),
         now,
     )
 
 
-def _paced(endpoint: Endpoint, prefill: float | None, decode: float | None, now: float) -> bool:
+def _paced(ticket: Ticket, prefill: float | None, decode: float | None, now: float) -> bool:
+    endpoint = ticket.endpoint
+    endpoint.paced = True
     endpoint.paced_at = now
     if prefill is not None:
         endpoint.pace_prefill = prefill
     if decode is not None:
         endpoint.pace_decode = decode
+    ticket.seat.pool.learn_paces(endpoint.pace_prefill, endpoint.pace_decode)
     return (
         not endpoint.priced_prefill / RATE_CHANGE <= endpoint.pace_prefill <= endpoint.priced_prefill * RATE_CHANGE
         or not endpoint.priced_decode / RATE_CHANGE <= endpoint.pace_decode <= endpoint.priced_decode * RATE_CHANGE

@@ -96,6 +96,6 @@ def next_pace(pace: float, observed_seconds: float, expected_seconds: float, wei
     return float(min(PACE_MAX, max(PACE_MIN, pace * ratio**weight)))
 
 
-def decayed_pace(pace: float, idle_seconds: float) -> float:
-    """A pace nobody has confirmed for a while drifts back to 1, so that what was slow is tried again."""
-    return float(pace ** (0.5 ** (max(0.0, idle_seconds) / PACE_HALF_LIFE_SECONDS)))
+def decayed_pace(pace: float, typical: float, idle_seconds: float) -> float:
+    """A pace nobody has confirmed for a while drifts to what is typical of its peers, so that what was slow is tried again."""
+    return float(typical * (pace / typical) ** (0.5 ** (max(0.0, idle_seconds) / PACE_HALF_LIFE_SECONDS)))

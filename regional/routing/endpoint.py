@@ -13,8 +13,9 @@ from regional.routing.filters.context import ContextLength
 from regional.routing.interfaces import Policy, RequestFilter
 from regional.routing.policies.expected_cost import ExpectedCost
 
-NEAR_TIE_SHARE = 0.01
-"""Places whose expected times differ by less than this are drawn by lot, so that equals share and routers do not herd."""
+NEAR_TIE_SHARE = 0.1
+"""Expected times are no surer than this: places that differ by less are drawn by lot, so that equals share and routers do not
+herd."""
 _DRAWS = 4096
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fleet.intent import Intent
 from fleet.request import Task
 from regional.fleetview.pool import Floats, Pool, Seat
-from regional.fleetview.standing import OPEN, OUT
+from regional.fleetview.standing import OPEN, OUT, SUSPECT
 from regional.fleetview.view import FleetView
 from regional.routing import explanation, zone
 from regional.routing.affinity import Affinity
@@ -88,6 +88,10 @@ class Placing:
             asked.expect_output(pool.mean_output_tokens, asked.facts.task is Task.EMBEDDING)
             costs = self._step.costs(pool, asked)
             own_cost = float(costs.min())
+            if own_cost >= SUSPECT and pool.changed:
+                self._view.lay_out(pool, now)
+                costs = self._step.costs(pool, asked)
+                own_cost = float(costs.min()) if len(costs) else OUT
         if not stay:
             choice = self._regions.choose(asked, model, own_cost, excluded_regions, now)
             if not choice.region:

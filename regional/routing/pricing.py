@@ -95,12 +95,18 @@ def weigh_sample(endpoint: Endpoint, fresh_seconds: float, now: float) -> None:
 
 
 def _fade_pace(endpoint: Endpoint, now: float) -> None:
-    """Let paces drift home that nothing has confirmed lately; each fading counts from where the last one ended."""
+    """Let paces drift to their peers' that nothing has confirmed lately; each fading counts from where the last one ended."""
+    if not endpoint.seats:
+        return
+    pool = endpoint.seats[0].pool
+    if not endpoint.paced:
+        endpoint.pace_prefill, endpoint.pace_decode = pool.typical_prefill, pool.typical_decode
+        return
     idle = now - endpoint.paced_at - PACE_KEPT_SECONDS
     if idle < FADE_STEP_SECONDS or endpoint.own:
         return
-    endpoint.pace_prefill = decayed_pace(endpoint.pace_prefill, idle)
-    endpoint.pace_decode = decayed_pace(endpoint.pace_decode, idle)
+    endpoint.pace_prefill = decayed_pace(endpoint.pace_prefill, pool.typical_prefill, idle)
+    endpoint.pace_decode = decayed_pace(endpoint.pace_decode, pool.typical_decode, idle)
     endpoint.paced_at += idle
 
 

@@ -95,8 +95,9 @@ def test_pace_moves_toward_what_is_observed_and_fades_back() -> None:
     assert pace == pytest.approx(10.0, rel=0.01)
     assert cost.next_pace(1.0, 5.0, 5.0) == 1.0
     assert cost.next_pace(1.0, 0.0, 5.0) == 1.0
-    # one half-life: 10 -> 10^0.5
-    assert cost.decayed_pace(10.0, cost.PACE_HALF_LIFE_SECONDS) == pytest.approx(10**0.5)
+    # one half-life: 10 -> 10^0.5, or to 2 x (10 / 2)^0.5 where its peers run at 2
+    assert cost.decayed_pace(10.0, 1.0, cost.PACE_HALF_LIFE_SECONDS) == pytest.approx(10**0.5)
+    assert cost.decayed_pace(10.0, 2.0, cost.PACE_HALF_LIFE_SECONDS) == pytest.approx(2 * 5**0.5)
 
 
 def test_products_have_their_own_speed_and_weights_scale_it() -> None:
