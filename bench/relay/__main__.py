@@ -146,10 +146,9 @@ def main() -> int:
     else:
         print(facts + (", without HAProxy: it is not installed" if not peers.available("haproxy") else ""))
         show(rows, names, workloads)
-        print(
-            f"\nmust: at most {MUST['us_request']:g} us/request, {MUST['us_chunk']:g} us/chunk, +{MUST['added_first_token_ms']:g} ms first token"
-            f"  ->  {'held' if found['ok'] else 'NOT held'}"
-        )
+        request, chunk, token = MUST.values()
+        limits = f"{request:g} us/request, {chunk:g} us/chunk, +{token:g} ms first token"
+        print(f"\nmust: at most {limits} -> {'held' if found['ok'] else 'NOT held'}")
     return 0 if found["ok"] or "headrace" not in names else 1
 
 

@@ -370,8 +370,11 @@ class Exchange:
         gateway = self._gateway
         gateway.exchanges.discard(self)
         gateway.unbuffer(self.request)
-        if self._life is not None:
-            gateway.finished(self._life.on_end(outcome, usage, gateway.monotonic()))
+        # Both refer back to this object: kept, all three would wait for the garbage collector.
+        life, self._life = self._life, None
+        self._attempt = None
+        if life is not None:
+            gateway.finished(life.on_end(outcome, usage, gateway.monotonic()))
 
     def fault(self, error: Exception) -> None:
         """A fault of ours: this request gets a 500 or an in-band error, and everything it holds is released."""

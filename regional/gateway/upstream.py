@@ -226,6 +226,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.lost(self)
+        self._parser = cast(httptools.HttpResponseParser, None)  # it holds bound methods of this object
         owner = self.owner
         if owner is None:
             return

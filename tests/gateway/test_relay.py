@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
+from regional.gateway.answer import Answer
+from regional.gateway.connection import ClientConnection
+from regional.gateway.exchange import Exchange
+from regional.gateway.request import ClientRequest
+from regional.gateway.upstream import UpstreamConnection
 from regional.request.steps import Outcome
 from tests.gateway.conftest import StartGateway, StartUpstream
-from tests.gateway.parts import DONE, KEY, OK_JSON, Wire, chat, post, to, token, usage_event
+from tests.gateway.parts import DONE, KEY, OK_JSON, Wire, chat, post, to, token, until, usage_event
 
 
 async def test_a_plain_request_is_relayed_unchanged(start_gateway: StartGateway, upstream: StartUpstream) -> None:
@@ -49,3 +56,46 @@ async def test_a_stream_is_relayed_event_by_event(start_gateway: StartGateway, u
     assert reply.complete
     assert reply.body == b"".join(events)
     assert run.records[0].usage.completion_tokens == 1
+
+
+async def test_nothing_of_a_request_waits_for_the_garbage_collector(
+    start_gateway: StartGateway, upstream: StartUpstream
+) -> None:
+    async def script(wire: Wire) -> None:
+        match wire.request.json.get("n"):
+            case 1:
+                wire.reset()
+            case 2:
+                await wire.json(b"{}", status=b"500 Oops")
+            case 3:
+                await wire.stream_head()
+                await wire.chunk(token("a"))
+                wire.reset()
+            case 4:
+                await wire.closed_by_peer()
+            case _:
+                await wire.json()
+
+    kinds = (Exchange, Answer, ClientRequest, ClientConnection, UpstreamConnection)
+
+    def alive() -> list[str]:
+        return [type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds)]
+
+    gc.collect()
+    before = len(alive())
+    gc.disable()
+    try:
+        run = await start_gateway(to(await upstream(script), first=0.2))
+        for n in range(6):
+            await run.ask(post(chat(n=n)))
+        leaver = await run.client()
+        await leaver.send(post(chat(n=4)))
+        for client in run.clients:
+            client.close()
+        await until(lambda: not run.gateway.exchanges and not run.gateway._connections)
+        run.core.lives.clear()
+        run.core.revokes.clear()
+        run.gateway.upstreams.close()
+        await until(lambda: len(alive()) <= before)
+    finally:
+        gc.enable()
