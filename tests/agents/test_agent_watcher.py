@@ -304,10 +304,22 @@ async def test_a_real_llamacpp_server_watched_live(
             async with session.post(f"{llama.url}/v1/completions", json=body) as response:
                 return int((await response.json())["usage"]["completion_tokens"])
 
-        requests = [asyncio.create_task(complete()) for _ in range(5)]
-        await until(lambda: watched.report.load.running == 2 and (watched.report.load.waiting or 0) >= 1)
-        assert await asyncio.gather(*requests) == [400] * 5
-    await until(lambda: watched.report.load.generated_tokens_total == 2000 and watched.report.load.running == 0)
+        seen = asyncio.Event()
+        counted: list[int] = []
+
+        async def client() -> None:
+            while not seen.is_set():
+                counted.append(await complete())
+
+        clients = [asyncio.create_task(client()) for _ in range(5)]
+        try:
+            await until(lambda: watched.report.load.running == 2 and (watched.report.load.waiting or 0) >= 1)
+        finally:
+            seen.set()
+            await asyncio.gather(*clients)
+    assert set(counted) == {400}
+    done = 400 * len(counted)
+    await until(lambda: watched.report.load.generated_tokens_total == done and watched.report.load.running == 0)
 
     incarnation = watched.report.engine_incarnation
     llama.kill()
