@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fleet.errors import Unavailable
 from headrace.demo.layout import HOST, Layout, NodeLayout, RegionLayout, ZoneLayout
 from headrace.faultproxy import FaultProxy, Mode
 
@@ -52,9 +53,12 @@ class Network:
         return proxy
 
     async def start(self) -> None:
-        """Raises OSError when a port is taken."""
+        """Raises Unavailable when a port is taken."""
         for proxy in self._all:
-            await proxy.start()
+            try:
+                await proxy.start()
+            except OSError as error:
+                raise Unavailable(f"cannot listen on {proxy.address}: {error.strerror or error}") from None
 
     async def close(self) -> None:
         for proxy in self._all:

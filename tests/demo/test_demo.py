@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import signal
@@ -13,6 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from fleet.errors import Unavailable
+from headrace.demo.layout import layout, ports_needed
+from headrace.demo.ports import check_free, free_block
+from headrace.demo.stage import Stage
 from tests.demo.processes import left_behind, start_demo
 
 CLEAR_SECONDS = {"gpu": 1.0, "node": 2.0, "zone": 2.0, "region": 3.0}
@@ -125,6 +130,18 @@ async def test_a_taken_port_is_one_clear_line_and_a_failed_start_leaves_nothing(
     assert err.decode().strip().count("\n") == 0
     assert "--port-base" in err.decode()
     assert left_behind(tmp_path) == []
+
+
+async def test_a_process_that_cannot_start_is_told_in_its_own_words(tmp_path: Path) -> None:
+    plan = layout(1, itertools.count(free_block(ports_needed(1))))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", plan.rest_port))
+        taken.listen()
+        async with Stage(plan, tmp_path) as stage:
+            with pytest.raises(Unavailable, match=f"controlplane ended with status 1.*{plan.rest_port}"):
+                await stage.start()
+    # The next may take every port again.
+    check_free([port for port in plan.ports if port != plan.rest_port])
 
 
 async def test_wrong_usage_is_said_so(tmp_path: Path) -> None:
