@@ -53,7 +53,7 @@ class AgentSettings(ProcessSettings):
     """Admin HTTP: health, metrics, state."""
 
     # Who it is
-    node: str = Field(default_factory=socket.gethostname, min_length=1)
+    node: ResourceName = Field(default_factory=lambda: node_name(socket.gethostname()), validate_default=True)
     """Name of this node; the host name by default."""
     zone: str = Field("", pattern=rf"^$|{NAME_PATTERN}")
     region: str = Field("", pattern=rf"^$|{NAME_PATTERN}")
@@ -146,6 +146,11 @@ class AgentSettings(ProcessSettings):
     def compose(cls, **values: object) -> AgentSettings:
         """In a container of a private network."""
         return cls.model_validate({"host": "0.0.0.0", "insecure": True, "state_dir": "/var/lib/headrace"} | values)
+
+
+def node_name(host: str) -> str:
+    """A host name as a resource name: lower case, other signs become hyphens."""
+    return re.sub(r"[^a-z0-9.-]+", "-", host.lower()).strip("-.") or "node"
 
 
 def _as_list(value: Any) -> list[Any]:

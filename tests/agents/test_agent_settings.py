@@ -8,7 +8,7 @@ import pytest
 
 from agents.accelerators.open import open_accelerators
 from agents.accelerators.simulated import SimulatedDevices
-from agents.settings import AgentSettings
+from agents.settings import AgentSettings, node_name
 from fleet.endpoint import EngineKind
 from fleet.errors import InvalidInput
 from fleet.process.settings import load, secret_reader
@@ -66,6 +66,11 @@ tensor_parallel = 4
     assert read() == "first"
     token.write_text("second token\n")
     assert read() == "second token"
+
+
+@pytest.mark.parametrize(("host", "name"), [("GPU_Box-7.Example", "gpu-box-7.example"), ("a", "a"), ("___", "node")])
+def test_the_host_name_becomes_a_resource_name(host: str, name: str) -> None:
+    assert node_name(host) == name
 
 
 @pytest.mark.parametrize(
