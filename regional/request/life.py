@@ -208,6 +208,9 @@ class Life:
         return self._next(now)
 
     def _retry(self, result: AttemptResult, now: float) -> Step:
+        late = self._too_late(now)
+        if late is not None:
+            return self._refuse(late)
         if not self._may_retry(now):
             return self._refuse(reason_after(result.outcome), result.retry_after_seconds)
         return self._next(now)

@@ -48,7 +48,7 @@ def settled(world: World) -> None:
     assert left == hanging
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_gpu_is_lost(seed: int) -> None:
     world = World(seed)
     node = world.nodes["eu-west-a1"]
@@ -58,7 +58,7 @@ def test_a_gpu_is_lost(seed: int) -> None:
     settled(world)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_node_is_lost_and_comes_back(seed: int) -> None:
     world = World(seed)
     node = world.nodes["eu-west-a1"]
@@ -72,7 +72,7 @@ def test_a_node_is_lost_and_comes_back(seed: int) -> None:
     settled(world)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_zone_is_cut_off(seed: int) -> None:
     world = World(seed)
     cut = [n for n in world.nodes.values() if n.zone == "eu-west-a"]
@@ -91,7 +91,7 @@ def test_a_zone_is_cut_off(seed: int) -> None:
     settled(world)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_region_is_lost_and_comes_home(seed: int) -> None:
     world = World(seed)
     mine = {u for n in world.nodes.values() if n.region == "eu-west" for u in n.endpoints}
