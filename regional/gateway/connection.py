@@ -146,6 +146,7 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def eof_received(self) -> bool:
+        """A client that closes its side has left: nobody could tell it from one that closed altogether."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

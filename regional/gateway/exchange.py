@@ -306,12 +306,12 @@ class Exchange:
     def slow_down(self) -> None:
         """The client does not read: the engine's bytes stay where they are."""
         if self._attempt is not None and self._attempt.upstream is not None:
-            self._attempt.upstream.transport.pause_reading()
+            self._attempt.upstream.hold()
 
     def go_on(self) -> None:
         if self._attempt is not None and self._attempt.upstream is not None:
             self.fresh = True
-            self._attempt.upstream.transport.resume_reading()
+            self._attempt.upstream.flow()
 
     # Time
 

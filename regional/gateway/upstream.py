@@ -70,6 +70,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_complete",
         "_fields",
         "_head_told",
+        "_held",
         "_interim",
         "_misses",
         "_parser",
@@ -104,6 +105,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._repeated: RepeatedHead | None = None
         self._repeated_head = _NO_HEAD
         self._misses = 0
+        self._held = False
         self._reset()
 
     def _reset(self) -> None:
@@ -128,6 +130,18 @@ class UpstreamConnection(asyncio.Protocol):
         self.owner = None
         if self.transport is not None:
             self.transport.abort()
+
+    def hold(self) -> None:
+        """Read no more for now: what the engine sends waits in the kernel, and then in the engine."""
+        if not self._held:
+            self._held = True
+            self.transport.pause_reading()
+
+    def flow(self) -> None:
+        """Read again."""
+        if self._held:
+            self._held = False
+            self.transport.resume_reading()
 
     def discard(self) -> None:
         """The owner has seen enough of this answer. When all of it is here the connection is kept, else closed."""
@@ -298,6 +312,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def ready_again(self) -> None:
         """Back in the pool."""
+        self.flow()  # it may have been held in the very read that ended the answer
         self._reset()
         self.reused = True
         self.idle_since = None

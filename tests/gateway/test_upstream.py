@@ -535,3 +535,52 @@ async def test_one_slow_request_does_not_hold_up_others(start_gateway: StartGate
     assert not slow.done()
     held.set()
     assert (await slow).status == 200
+
+
+async def test_a_connection_held_back_for_a_slow_reader_is_good_afterwards(
+    start_gateway: StartGateway, upstream: StartUpstream
+) -> None:
+    """The client stops reading; the last bytes of the answer arrive in the very read that fills its buffer."""
+    event = token("x" * 100_000)
+    count = 200
+
+    async def script(wire: Wire) -> None:
+        if wire.request.json.get("n") == 1:
+            framed = b"%x\r\n%b\r\n" % (len(event), event)
+            end = token("", "stop") + DONE
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            await wire.send(head + framed * count + b"%x\r\n%b\r\n0\r\n\r\n" % (len(end), end))
+        else:
+            await wire.json()
+
+    engine = await upstream(script)
+    run = await start_gateway(to(engine))
+    slow = await run.client()
+    slow.writer.transport.pause_reading()
+    await slow.send(post(chat(stream=True, n=1)))
+    await until(lambda: run.gateway.exchanges)
+    await asyncio.sleep(0.1)
+    slow.writer.transport.resume_reading()
+    reply = await slow.reply()
+    assert reply.complete
+    assert reply.body.count(b"data: ") == count + 2
+    for _ in range(3):
+        assert (await asyncio.wait_for(run.ask(post(chat())), 5)).status == 200
+    assert engine.connections == 1
+
+
+async def test_every_connection_reads_again_once_released(start_gateway: StartGateway, upstream: StartUpstream) -> None:
+    engine = await upstream()
+    run = await start_gateway(to(engine))
+    client = await run.client()
+    await client.send(post(chat()))
+    await client.reply()
+    pool = run.gateway.upstreams.pool(engine.url, run.gateway.now)
+    connection = pool.take()
+    assert connection is not None
+    connection.hold()
+    connection.hold()
+    pool.release(connection, reusable=True)
+    await client.send(post(chat()))
+    assert (await asyncio.wait_for(client.reply(), 5)).status == 200
+    assert engine.connections == 1
