@@ -139,8 +139,9 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            raise RuntimeError("the admin API speaks only HTTP")
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
         own_id = uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = own_id

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from controlplane.store.database import RETRY_AFTER_SECONDS
 from fleet.errors import FieldError, InvalidInput, Unavailable
 from fleet.process.logs import get_logger
+from fleet.resources.kinds import KINDS
 
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:headrace:problem:"
@@ -173,6 +174,10 @@ def _pointer(location: Sequence[int | str]) -> str:
     parts = [str(p).replace("~", "~0").replace("/", "~1") for p in location]
     if parts and parts[0] == "body":
         parts = parts[1:]
+        if (
+            len(parts) > 1 and parts[1] in KINDS
+        ):  # the branch of the union of kinds that was tried is no part of the document
+            del parts[1]
     return "".join("/" + p for p in parts)
 
 

@@ -67,17 +67,11 @@ async def _key(tx: Transaction, row: Resource, spec: KeySpec, creating: bool) ->
         return SecretOutcome({"secret_hmac": row.secret_digest})
     if row.secret_digest in digests:
         return SecretOutcome({"secret_hmac": row.secret_digest})
-    other = select(Resource.uid).where(
-        Resource.kind == "key",
-        Resource.deleted_at.is_(None),
-        Resource.secret_digest.in_(digests),
-        Resource.uid != row.uid,
-    )
-    with tx.session.no_autoflush:
-        taken = (await tx.session.execute(other.limit(1))).first()
-    if taken is not None:
+    if await tx.world.key_owner(digests) not in (None, row.uid):
         raise Problem("conflict", "this secret is in use already; every key needs its own")
+    old = row.secret_digest
     row.secret_digest, row.secret_hint = digests[0], shown_hint
+    tx.world.key_digest_changed(row, old)
     secrets = {"secret_hmac": digests[0]}
     row.sealed = tx.context.secrets.seal(canonical_json(secrets).decode(), seal_context(row.kind, row.uid))
     return SecretOutcome(secrets, True, secret if made else None)

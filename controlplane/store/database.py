@@ -25,6 +25,8 @@ from fleet.errors import FieldError, InvalidInput, Unavailable
 
 RETRY_AFTER_SECONDS = 2
 SQLITE_BUSY_MS = 5000
+STATEMENT_MS = 10_000
+"""What one statement may take beside waiting for its locks."""
 _IMMEDIATE = "headrace_immediate"
 _READ_ONLY_TRANSACTION = "25006"
 _GONE = ("08", "57P0")
@@ -147,7 +149,8 @@ class Database:
         try:
             async with self._turn(), self._writers() as session, session.begin():
                 if self.postgres:
-                    limits = {"lock": str(round(self._wait_seconds * 1000)), "all": "10000"}
+                    wait_ms = round(self._wait_seconds * 1000)
+                    limits = {"lock": str(wait_ms), "all": str(wait_ms + STATEMENT_MS)}
                     await session.execute(
                         text(
                             "SELECT set_config('lock_timeout', :lock, true), set_config('statement_timeout', :all, true)"

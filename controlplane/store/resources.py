@@ -33,6 +33,7 @@ class World:
         self._session = session
         self._kinds: dict[str, dict[str, Resource]] = {}
         self._single: dict[tuple[str, str], Resource | None] = {}
+        self._key_owners: dict[str, str] | None = None
 
     async def all(self, kind: str) -> dict[str, Resource]:
         """Every live resource of a kind by name. The dict is this object's own: do not change it."""
@@ -59,6 +60,26 @@ class World:
     async def by_uid(self, uid: str) -> Resource | None:
         row = await self._session.get(Resource, uid)
         return row if row is not None and row.deleted_at is None else None
+
+    async def key_owner(self, digests: Collection[str]) -> str | None:
+        """The uid of the live key that is known by one of these digests."""
+        if "key" in self._kinds:
+            if self._key_owners is None:
+                rows = self._kinds["key"].values()
+                self._key_owners = {row.secret_digest: row.uid for row in rows if row.secret_digest is not None}
+            return next((self._key_owners[d] for d in digests if d in self._key_owners), None)
+        known = select(Resource.uid).where(
+            Resource.kind == "key", Resource.deleted_at.is_(None), Resource.secret_digest.in_(digests)
+        )
+        with self._session.no_autoflush:
+            return (await self._session.scalars(known.limit(1))).one_or_none()
+
+    def key_digest_changed(self, row: Resource, old: str | None) -> None:
+        """``row`` is known by another digest than before."""
+        if self._key_owners is not None:
+            self._key_owners.pop(old or "", None)
+            assert row.secret_digest is not None
+            self._key_owners[row.secret_digest] = row.uid
 
     def add(self, row: Resource) -> None:
         """A new resource of this transaction."""

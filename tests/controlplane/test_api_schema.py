@@ -27,6 +27,7 @@ from tests.controlplane.conftest import BOOTSTRAP
 from tests.services import free_port
 
 # What a schema cannot say (references must exist, page tokens must be ours) may still be refused.
+LONGEST_URL = 60_000
 EXAMPLES = 2
 """Of each operation, of data that fits its description and of data that does not: some 400 calls in all."""
 
@@ -78,6 +79,8 @@ def test_every_operation_keeps_to_its_description(base_url: str, mode: Generatio
         @given(case=operation.as_strategy(generation_mode=mode))
         def call(case: Any) -> None:
             response = case.call(headers={"Authorization": f"Bearer {BOOTSTRAP}"})
+            if len(response.request.url or "") > LONGEST_URL:
+                return  # the HTTP server refuses it before the API sees it
             case.validate_response(response, excluded_checks=[positive_data_acceptance])
 
         try:
