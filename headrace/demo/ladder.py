@@ -256,7 +256,9 @@ class Ladder:
         every = window(self._traffic.done, began, ended)
         failed = [served for served in every if served.outcome == "failed"]
         before = shares(self._of_city(rung, began, struck), rung.name)
-        during = shares(self._of_city(rung, struck + max(clear, 0.001), lost_until), rung.name)
+        # Only what was over before the place came back: a request that waited until then may well be served there.
+        lost = self._of_city(rung, struck + max(clear, 0.001), lost_until)
+        during = shares((served for served in lost if served.ended < lost_until), rung.name)
         after = shares(self._of_city(rung, home, ended), rung.name)
         faults = []
         if len(every) < rung.minimum_requests:
