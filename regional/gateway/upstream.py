@@ -100,8 +100,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.length: int | None = None
         """Declared length of the body."""
         self._parser = httptools.HttpResponseParser(self)
-        self._fields: list[tuple[bytes, bytes]] = []
-        self._pieces: list[bytes] = []
         self._repeated: RepeatedHead | None = None
         self._repeated_head = _NO_HEAD
         self._misses = 0
@@ -109,6 +107,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
+        """Nothing of one answer stays for the next, which may be another tenant's."""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._pieces: list[bytes] = []
         self.head = _NO_HEAD
         self.length = None
         self._silent = 0

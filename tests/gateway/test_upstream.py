@@ -584,3 +584,24 @@ async def test_every_connection_reads_again_once_released(start_gateway: StartGa
     await client.send(post(chat()))
     assert (await asyncio.wait_for(client.reply(), 5)).status == 200
     assert engine.connections == 1
+
+
+@pytest.mark.parametrize("status", [b"503 Service Unavailable", b"429 Too Many Requests", b"500 Internal Server Error"])
+async def test_nothing_of_a_discarded_answer_reaches_the_next_request(
+    start_gateway: StartGateway, upstream: StartUpstream, status: bytes
+) -> None:
+    """The connection of an answer that was not for the client is kept; what that answer said is gone."""
+    answers = iter([(status, b'{"error":"of another request"}'), (b"400 Bad Request", b'{"error":"own"}')])
+
+    async def script(wire: Wire) -> None:
+        line, body = next(answers)
+        await wire.json(body, status=line)
+
+    first = await upstream(script)
+    run = await start_gateway(to(first), to(await upstream(), attempt=2))
+    client = await run.client()
+    await client.send(post(chat()))
+    assert (await client.reply()).body == OK_JSON
+    await client.send(post(chat()))
+    assert (await client.reply()).body == b'{"error":"own"}'
+    assert first.connections == 1
