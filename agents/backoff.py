@@ -8,8 +8,6 @@ import grpc
 
 BASE_SECONDS = 0.2
 RETRY_AFTER = "retry-after-ms"
-CONNECT_OPTIONS = (("grpc.min_reconnect_backoff_ms", 2000),)
-"""gRPC's name for how long a connection may take to come about. Each attempt has a channel of its own, so the first has to do."""
 MAX_RETRY_AFTER_SECONDS = 300.0
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from agents.backoff import CONNECT_OPTIONS, Backoff, retry_after_seconds
+from agents.backoff import Backoff, retry_after_seconds
 from agents.state import StateFiles, StoredIdentity
 from fleet.clock import Clock
 from fleet.process.grpc_server import make_channel
@@ -139,7 +139,7 @@ class Membership:
         return ways
 
     async def _call(self, address: str, request: region_pb2.NodeJoinRequest) -> region_pb2.NodeJoinResponse:
-        async with make_channel(address, tls=self._tls, options=CONNECT_OPTIONS) as channel:
+        async with make_channel(address, tls=self._tls) as channel:
             stub = agent_pb2_grpc.AgentServiceStub(channel)  # type: ignore[no-untyped-call]
             response: region_pb2.NodeJoinResponse = await stub.Join(request, timeout=CALL_TIMEOUT_SECONDS)
             return response

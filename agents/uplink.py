@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from agents.backoff import CONNECT_OPTIONS, Backoff, retry_after_seconds
+from agents.backoff import Backoff, retry_after_seconds
 from agents.membership import Membership
 from agents.state import StoredIdentity, split_host_port
 from fleet.clock import Clock
@@ -247,9 +247,7 @@ class Link:
     async def _stream(self, identity: StoredIdentity) -> None:
         """One stream from beginning to end. Raises AioRpcError when it ends with an error."""
         where = self.destination
-        async with make_channel(
-            where.address, tls=self._tls, server_name=where.server_name, options=CONNECT_OPTIONS
-        ) as channel:
+        async with make_channel(where.address, tls=self._tls, server_name=where.server_name) as channel:
             stub = agent_pb2_grpc.AgentServiceStub(channel)  # type: ignore[no-untyped-call]
             call: _Call = stub.Report(metadata=(("authorization", f"Bearer {identity.token}"),))
             reader = asyncio.get_running_loop().create_task(self._read(call))

@@ -57,7 +57,7 @@ def channel_options() -> _Options:
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 2000),  # gRPC's name for how long a connection may take to come about
         ("grpc.max_reconnect_backoff_ms", 5000),
         ("grpc.dns_min_time_between_resolutions_ms", 5000),
         ("grpc.use_local_subchannel_pool", 1),
