@@ -62,31 +62,20 @@ class FleetView:
         self._columns = Columns(self.settings)
         self._siblings = Siblings(self.settings.sibling_ttl_seconds)
         self._members = Members(region, self.settings, self._columns, self._siblings)
+        # The same tables as the parts own; they are changed in place, never replaced.
+        self.nodes: dict[str, Node] = self._members.nodes
+        """By uid."""
+        self.endpoints: dict[str, Endpoint] = self._members.endpoints
+        """By uid: all that may be chosen, and those gone that still have work of ours."""
+        self.pools: dict[str, Pool] = self._columns.pools
+        """By model."""
+        self.timed: dict[str, Endpoint] = self._columns.timed
+        """Endpoints whose standing changes with time alone."""
         self.peers = PeerRegions(self.settings)
         self.active: dict[str, Endpoint] = {}
         """Endpoints with work of ours."""
         self._lost_callbacks: list[Callable[[tuple[str, ...], str], None]] = []
         self._forgot_at = 0.0
-
-    @property
-    def nodes(self) -> dict[str, Node]:
-        """By uid."""
-        return self._members.nodes
-
-    @property
-    def endpoints(self) -> dict[str, Endpoint]:
-        """By uid: all that may be chosen, and those gone that still have work of ours."""
-        return self._members.endpoints
-
-    @property
-    def pools(self) -> dict[str, Pool]:
-        """By model."""
-        return self._columns.pools
-
-    @property
-    def timed(self) -> dict[str, Endpoint]:
-        """Endpoints whose standing changes with time alone."""
-        return self._columns.timed
 
     def set_panic_share(self, share: float) -> None:
         """Below this share of endpoints without an unproven sign against them, such signs are ignored."""

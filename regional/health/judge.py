@@ -37,9 +37,10 @@ class Judge:
     def on_outcome(self, endpoint: Endpoint, result: AttemptResult, now: float) -> Sign:
         """One attempt there is over."""
         sign = sign_of(result.outcome)
+        if sign is Sign.GOOD:
+            self._good(endpoint, now)
+            return sign
         match sign:
-            case Sign.GOOD:
-                self._good(endpoint, now)
             case Sign.BAD:
                 self._bad(endpoint, now)
             case Sign.UNREACHED:
@@ -51,8 +52,8 @@ class Judge:
                 endpoint.auth_failed_until = now + self._settings.auth_failed_seconds
                 self._tell_ejected(endpoint, "auth_failed", self._settings.auth_failed_seconds)
                 self._view.changed(endpoint)
-            case Sign.NEUTRAL:
-                pass
+            case _:
+                pass  # says nothing about the place
         return sign
 
     def on_answer(self, endpoint: Endpoint, now: float) -> None:

@@ -42,6 +42,7 @@ REGION_CONNECT_FACTOR = 2.0
 PLAIN_PATIENCE = 4.0
 """The first byte of an answer in one piece is its last: it may take its time limit and this many times its expected decoding."""
 BACKOFF_SECONDS = 0.05
+_ENDED = {outcome: AttemptResult(outcome) for outcome in Outcome}
 
 
 class Life:
@@ -162,7 +163,7 @@ class Life:
         if ticket is not None and outcome is Outcome.OK:
             self._learn(ticket, usage, now)
         endpoint = self._endpoint
-        self._settle(AttemptResult(outcome), now)
+        self._settle(_ENDED[outcome], now)
         facts = self._facts
         target = endpoint
         first = self._first_at

@@ -47,31 +47,56 @@ class Affinity:
         """Whose request filters bind a session that stays on a cordoned endpoint, too."""
         self._slack = slack_seconds
         self._lives: dict[tuple[str, int], str] = {}
+        """Uid of the endpoint that served a session last."""
+        self._homes: dict[tuple[str, int], tuple[int, int]] = {}
+        """(layout, position) of a session's first choice."""
 
-    def pick(self, pool: Pool, costs: Floats, asked: Asked, now: float) -> int:
-        """Position of the session's endpoint, or -1 when it has to go by cost this time. ``costs`` are the request's own."""
+    def pick(self, pool: Pool, costs: Floats, cheapest: int, asked: Asked, now: float) -> int:
+        """Position of the session's endpoint, or -1 when it has to go by cost this time.
+
+        ``costs`` are the request's own, and ``cheapest`` is where they are least.
+        """
         session = asked.session
         if session is None:
             return -1
         stays = self._on_cordoned(pool, session, asked, now)
         if stays >= 0:
             return stays
-        best_cost = float(costs.min())
+        best_cost = float(costs[cheapest])
         if best_cost == OUT:
             return -1
-        ceiling = tier_ceiling(best_cost)
+        home = self._home(pool, session)
+        if self._holds(pool, costs, cheapest, home):
+            return home
         order = ranks(pool, session)
-        order[costs >= ceiling] = -np.inf
-        best_fixed = float(pool.fixed[costs < ceiling].min())
-        for _ in range(CHOICES):
+        order[costs >= tier_ceiling(best_cost)] = -np.inf
+        order[home] = -np.inf
+        for _ in range(CHOICES - 1):
             position = int(order.argmax())
             if order[position] == -np.inf:
                 return -1
-            waits = float(pool.fixed[position]) - best_fixed
-            if waits <= self._slack and costs[position] <= SLOWER_FACTOR * best_cost + self._slack:
+            if self._holds(pool, costs, cheapest, position):
                 return position
             order[position] = -np.inf
         return -1
+
+    def _home(self, pool: Pool, session: int) -> int:
+        """First in the session's order, whatever its state; kept while the pool's layout is."""
+        key = (pool.model, session)
+        known = self._homes.get(key)
+        if known is not None and known[0] == pool.layout:
+            return known[1]
+        if len(self._homes) >= MAX_REMEMBERED:
+            self._homes.pop(next(iter(self._homes)))
+        home = int(ranks(pool, session).argmax())
+        self._homes[key] = (pool.layout, home)
+        return home
+
+    def _holds(self, pool: Pool, costs: Floats, cheapest: int, position: int) -> bool:
+        """Whether affinity to this endpoint is worth its price: same tier as the best, and not much longer a wait."""
+        cost, best = float(costs[position]), float(costs[cheapest])
+        waits = float(pool.fixed[position]) - float(pool.fixed[cheapest])
+        return cost < tier_ceiling(best) and waits <= self._slack and cost <= SLOWER_FACTOR * best + self._slack
 
     def note(self, pool: Pool, session: int, uid: str) -> None:
         """The session is served there."""

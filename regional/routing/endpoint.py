@@ -16,7 +16,8 @@ from regional.routing.policies.expected_cost import ExpectedCost
 NEAR_TIE_SHARE = 0.1
 """Expected times are no surer than this: places that differ by less are drawn by lot, so that equals share and routers do not
 herd."""
-_DRAWS = 4096
+_WINDOWS = 256
+_MAX_SIZES = 64
 
 
 class EndpointStep:
@@ -27,7 +28,8 @@ class EndpointStep:
         self._open_filters = tuple(f for f in filters if f.name == ContextLength.name)
         """What is left to ask for a tenant without rules of its own."""
         self._rng = rng
-        self._lots: Floats = np.ones(0)
+        self._lots: dict[int, list[Floats]] = {}
+        """By pool size: windows onto one long row of lots, of which each request draws one."""
 
     def costs(self, pool: Pool, asked: Asked) -> Floats:
         """Expected seconds of the request at each position, tier included. Overwritten by the next call for this pool."""
@@ -38,8 +40,7 @@ class EndpointStep:
             np.multiply(pool.per_output, asked.output_tokens, out=work)
             costs += work
         if n > 1:
-            start = int(self._rng.random() * _DRAWS)
-            costs *= self._lots_for(n)[start : start + n]
+            costs *= (self._lots.get(n) or self._draw_lots(n))[int(self._rng.random() * _WINDOWS)]
         costs += pool.fixed
         for one in self._open_filters if asked.unrestricted else self._filters:
             mask = one.removes(pool, asked)
@@ -65,8 +66,9 @@ class EndpointStep:
             found["tried"] = tried
         return found
 
-    def _lots_for(self, n: int) -> Floats:
-        if len(self._lots) < n + _DRAWS:
-            draws = [1.0 + NEAR_TIE_SHARE * self._rng.random() for _ in range(n + _DRAWS)]
-            self._lots = np.array(draws, dtype=np.float64)
-        return self._lots
+    def _draw_lots(self, n: int) -> list[Floats]:
+        if len(self._lots) > _MAX_SIZES:
+            self._lots.clear()
+        lots = np.array([1.0 + NEAR_TIE_SHARE * self._rng.random() for _ in range(n + _WINDOWS)], dtype=np.float64)
+        windows = self._lots[n] = [lots[start : start + n] for start in range(_WINDOWS)]
+        return windows

@@ -12,6 +12,8 @@ from regional.request.steps import RejectReason
 from regional.routing.asked import session_hash
 from regional.routing.chance import Chance
 
+_Resolved = tuple[tuple[str, ...], RejectReason | None]
+_MAX_PLAIN = 10_000
 _TEXT = frozenset({"chat", "completion"})
 
 
@@ -30,16 +32,27 @@ class ModelTable:
         self._routes: dict[str, list[Route]] = {}
         for route in intent.routes:
             self._routes.setdefault(route.model, []).append(route)
+        self._plain: dict[tuple[str, Task, str, tuple[str, ...]], _Resolved] = {}
+        """Answers for names without routes, which are the same until intent changes."""
 
-    def resolve(
-        self, facts: RequestFacts, served: Collection[str], rng: Chance
-    ) -> tuple[tuple[str, ...], RejectReason | None]:
+    def resolve(self, facts: RequestFacts, served: Collection[str], rng: Chance) -> _Resolved:
         """Versions in the order to try, or why there are none.
 
         ``served`` holds models that endpoints report without their being written down. A model of other tenants looks
         exactly like one that does not exist; only what the tenant has and the key has not is called forbidden.
         """
-        names = self._candidates(facts, served, rng)
+        if facts.requested_model not in self._routes:
+            key = (facts.requested_model, facts.task, facts.tenant_name, facts.allowed_models)
+            found = self._plain.get(key)
+            if found is None or found[1] is not None:  # what was not there may be by now
+                if len(self._plain) >= _MAX_PLAIN:
+                    self._plain.clear()
+                found = self._plain[key] = self._judge(facts, self._named(facts, served))
+            return found
+        return self._judge(facts, self._candidates(facts, served, rng))
+
+    def _judge(self, facts: RequestFacts, names: tuple[str, ...]) -> _Resolved:
+        """Which of the versions this client may have, and which can do what it asks."""
         if not names:
             return (), RejectReason.MODEL_NOT_FOUND
         tenant = self._intent.tenants.get(facts.tenant_name)
@@ -60,7 +73,10 @@ class ModelTable:
         for route in self._routes.get(requested, ()):
             if matches(route.tenants, facts.tenant_name) and _headers_match(route, facts):
                 return split_order(route, facts.session, rng)
-        name = self._intent.aliases.get(requested, requested)
+        return self._named(facts, served)
+
+    def _named(self, facts: RequestFacts, served: Collection[str]) -> tuple[str, ...]:
+        name = self._intent.aliases.get(facts.requested_model, facts.requested_model)
         return (name,) if name in self._intent.models or name in served else ()
 
 

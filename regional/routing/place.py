@@ -83,15 +83,18 @@ class Placing:
         self._view.settle(now)
         pool = self._view.pools.get(model)
         costs: Floats | None = None
-        own_cost = OUT
+        cheapest, own_cost = -1, OUT
         if pool is not None and pool.seats:
             asked.expect_output(pool.mean_output_tokens, asked.facts.task is Task.EMBEDDING)
             costs = self._step.costs(pool, asked)
-            own_cost = float(costs.min())
+            cheapest = int(costs.argmin())
+            own_cost = float(costs[cheapest])
             if own_cost >= SUSPECT and pool.changed:
                 self._view.lay_out(pool, now)
                 costs = self._step.costs(pool, asked)
-                own_cost = float(costs.min()) if len(costs) else OUT
+                if len(costs):
+                    cheapest = int(costs.argmin())
+                    own_cost = float(costs[cheapest])
         if not stay:
             choice = self._regions.choose(asked, model, own_cost, excluded_regions, now)
             if not choice.region:
@@ -99,8 +102,8 @@ class Placing:
             if choice.region != self._view.region:
                 return There(choice.region)
         if pool is None or costs is None or own_cost == OUT:
-            return self._cordoned_home(pool, costs, asked, now) or Nowhere(False)
-        return self._within(pool, costs, asked, excluded_regions, now, stay)
+            return self._cordoned_home(pool, costs, cheapest, asked, now) or Nowhere(False)
+        return self._within(pool, costs, cheapest, asked, excluded_regions, now, stay)
 
     def explain(self, asked: Asked, model: str, now: float, stay: bool) -> explanation.Explanation:
         """A dry run of ``place`` with everything told."""
@@ -138,17 +141,22 @@ class Placing:
             self._affinity.note(seat.pool, asked.session, seat.endpoint.uid)
 
     def _within(
-        self, pool: Pool, costs: Floats, asked: Asked, excluded: tuple[str, ...], now: float, stay: bool
+        self,
+        pool: Pool,
+        costs: Floats,
+        cheapest: int,
+        asked: Asked,
+        excluded: tuple[str, ...],
+        now: float,
+        stay: bool,
     ) -> Placement:
         """Zone and endpoint. A session goes where it lives, which settles both."""
         avoid = asked.avoid_zones
         if asked.session is not None and not avoid:
-            position = self._affinity.pick(pool, costs, asked, now)
+            position = self._affinity.pick(pool, costs, cheapest, asked, now)
             if position >= 0:
                 return Here(pool.seats[position], "session", float(costs[position]))
-        choice = zone.choose(pool, costs, avoid)
-        if choice is None:
-            return Nowhere(False)
+        choice = zone.choose(pool, costs, cheapest, avoid)
         if choice.avoided and not stay and asked.facts.spill:
             elsewhere = self._regions.choose(asked, pool.model, OUT, excluded, now)
             if elsewhere.region:
@@ -157,11 +165,13 @@ class Placing:
         position = self._step.choose(pool, costs, choice.zone, choice.cheapest, policy)
         return Here(pool.seats[position], name or policy.name, float(costs[position]))
 
-    def _cordoned_home(self, pool: Pool | None, costs: Floats | None, asked: Asked, now: float) -> Placement | None:
+    def _cordoned_home(
+        self, pool: Pool | None, costs: Floats | None, cheapest: int, asked: Asked, now: float
+    ) -> Placement | None:
         """Everything here is out, but a session may still stay on a cordoned endpoint where it lives."""
-        if pool is None or costs is None or asked.session is None:
+        if pool is None or costs is None or cheapest < 0 or asked.session is None:
             return None
-        position = self._affinity.pick(pool, costs, asked, now)
+        position = self._affinity.pick(pool, costs, cheapest, asked, now)
         return Here(pool.seats[position], "session", OPEN) if position >= 0 else None
 
     def _follow_intent(self) -> None:

@@ -78,7 +78,10 @@ def rate(
     for seat in endpoint.seats:
         speeds = slowest_speeds(endpoint, weights_gib.get(seat.model))
         seat.outer = outer if speeds.known else outer * UNKNOWN_PRODUCT_WIDENING
-        seat.weight = nominal_weight(speeds)
+        weight = nominal_weight(speeds)
+        if weight != seat.weight:
+            seat.weight = weight
+            seat.pool.layout += 1  # sessions are spread by weight: what was remembered of that holds no longer
         seat.prefill_floor = speeds.prefill_floor * prefill_factor
         seat.prefill_per_token = speeds.prefill_per_token * prefill_factor
         seat.step_base = speeds.step_base * decode_factor

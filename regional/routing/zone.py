@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from regional.fleetview.pool import Floats, Pool, ZoneSlice
-from regional.fleetview.standing import OUT, SUSPECT
+from regional.fleetview.standing import SUSPECT
 
 
 class ZoneChoice(NamedTuple):
@@ -17,17 +17,9 @@ class ZoneChoice(NamedTuple):
     """True when every zone that could serve is one to avoid, and this one was taken nevertheless."""
 
 
-def choose(pool: Pool, costs: Floats, avoid: tuple[str, ...]) -> ZoneChoice | None:
-    """The zone with the cheapest endpoint; one to ``avoid`` only when no other has an endpoint in good standing.
-
-    None when no endpoint may serve.
-    """
-    if not len(costs):
-        return None
-    cheapest = int(costs.argmin())
+def choose(pool: Pool, costs: Floats, cheapest: int, avoid: tuple[str, ...]) -> ZoneChoice:
+    """The zone with the ``cheapest`` endpoint; one to ``avoid`` only when no other has an endpoint in good standing."""
     cost = float(costs[cheapest])
-    if cost == OUT:
-        return None
     zone = zone_at(pool, cheapest)
     if zone.zone not in avoid:
         return ZoneChoice(zone, cheapest, cost, False)
