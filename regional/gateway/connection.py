@@ -240,6 +240,8 @@ class ClientConnection(asyncio.Protocol):
             self._gateway.unbuffer(request)
             request.refusal = errors.TOO_LARGE
             self._stop_at(request)
+        elif request.kind is not Kind.INFERENCE:
+            pass  # answered here, whatever its body says: nobody would let go of it
         elif self._gateway.buffer(request, len(body)):
             request.body.append(body)
         else:

@@ -324,6 +324,17 @@ async def test_heads_are_bounded(start_gateway: StartGateway, upstream: StartUps
     assert (await trailer.reply()).status == 400
 
 
+@pytest.mark.parametrize("target", ["/livez", "/readyz", "/v1/models", "/v1/models/none"])
+async def test_bodies_of_what_is_answered_here_are_not_held(start_gateway: StartGateway, target: str) -> None:
+    """Otherwise anyone who may ask whether we live could use up the room for bodies."""
+    run = await start_gateway(buffered_bytes=1000)
+    client = await run.client()
+    for _ in range(5):
+        await client.send(post(b"x" * 600, path=target).replace(b"POST", b"GET", 1))
+        assert (await client.reply()).status in (200, 404)
+        assert run.gateway.held_bytes == 0
+
+
 @pytest.mark.parametrize(
     "target",
     [
