@@ -154,7 +154,10 @@ async def test_a_watch_tells_changes_in_order_and_starts_where_a_list_ended(serv
         await served.post("/api/v1/tenants", json={"name": "not-asked-for"})
         await served.delete("/api/v1/models/between")
         await served.post("/api/v1/nodes/eu-west-a-1:cordon")
-        told = [event for event in [await watch.next() for _ in range(5)] if event[0] != "bookmark"]
+        told: list[tuple[str, dict[str, Any]]] = []
+        while len(told) < 2:  # how many bookmarks come between depends on how many versions were read at once
+            event = await watch.next()
+            told += [event] if event[0] != "bookmark" else []
         assert told[0] == ("deleted", {"kind": "model", "uid": document["uid"]})
         conditions = {c["type"]: c["status"] for c in told[1][1]["status"]["conditions"]}
         assert (told[1][1]["name"], conditions["Cordoned"]) == ("eu-west-a-1", "True")
