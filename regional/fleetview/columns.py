@@ -11,7 +11,7 @@ PRICE, RATE = 1, 2
 """Levels of what has to be worked out anew: after a request was sent or ended, and after anything else."""
 LAYOUT_SECONDS, LAYOUT_SECONDS_PER_SEAT = 0.02, 2.5e-5
 """Least time between two layouts of a pool."""
-REFRESH_SECONDS = 0.5
+REFRESH_SECONDS = 1.0
 """Every endpoint is worked out anew this often even when nothing is heard of it."""
 LEAST_REFRESHED = 64
 

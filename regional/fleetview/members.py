@@ -63,7 +63,7 @@ class Members:
         if node is None:
             node = self.nodes[report.node_uid] = Node(report.node_uid, report.node_name, report.zone)
         moved = node.zone != report.zone
-        gpus_before, state_before = node.gpus, node.state
+        gpus_before, state_before, phase_before = node.gpus, node.state, node.phase
         node.accept(report, self._settings.lease_seconds(report.interval_seconds), now)
         node.came_from = state_before
         node.state = NodeState.DRAINING if report.phase is AgentPhase.DRAINING else NodeState.READY
@@ -73,6 +73,9 @@ class Members:
         refused = self._take_endpoints(node, report, moved, now)
         if devices_changed:
             self.judge_gpus(node)
+        if state_before is not node.state or phase_before is not node.phase:
+            for endpoint in node.endpoints.values():
+                self._columns.mark(endpoint, RATE)
         return refused
 
     def forget(self, node: Node) -> None:

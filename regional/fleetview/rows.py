@@ -114,7 +114,8 @@ def endpoint_state(endpoint: Endpoint, now: float) -> str:
     """One word: ``ready``, or why not: ``starting``, ``device``, ``hold``, ``pause``, ``credentials``, ``ejected``, ``dead``..."""
     _, name = standing(endpoint, now)
     if name == "phase":
-        return endpoint.phase.value
+        ready = endpoint.phase is EndpointPhase.READY
+        return EndpointPhase.DRAINING.value if ready else endpoint.phase.value
     if name == "life":
         return "dead" if endpoint.dead else "suspect"
     return name or "ready"

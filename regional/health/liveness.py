@@ -86,7 +86,7 @@ class Liveness:
         for endpoint in node.endpoints.values():
             self.ask(endpoint, now)
         told: tuple[Action, ...] = ()
-        if node.phase is AgentPhase.RESTARTING and node.state not in _SILENT_STATES:
+        if self._restarts(node, now) and node.state not in _SILENT_STATES:
             told = self._degrade(node, now)
         return (*told, *self._due(now))
 
@@ -149,12 +149,16 @@ class Liveness:
     def _lapse(self, node: Node, now: float) -> tuple[Action, ...]:
         for endpoint in node.endpoints.values():
             self.ask(endpoint, now)
-        if node.phase is AgentPhase.RESTARTING:
+        if self._restarts(node, now):
             return self._degrade(node, now)
         node.state = NodeState.SUSPECT
         self._suspected_at[node.uid] = now
         self._view.node_changed(node)
         return (DeclareSuspect(node.uid, node.name, node.zone, node.silent_seconds(now)),)
+
+    def _restarts(self, node: Node, now: float) -> bool:
+        """Its agent said that it goes away for a while, and the while is not over."""
+        return node.phase is AgentPhase.RESTARTING and now <= node.restart_until
 
     def _degrade(self, node: Node, now: float) -> tuple[Action, ...]:
         node.state = NodeState.DEGRADED

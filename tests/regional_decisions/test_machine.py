@@ -282,7 +282,7 @@ class Requests(RuleBasedStateMachine):
 
 TestRequests = Requests.TestCase
 TestRequests.settings = settings(
-    max_examples=60,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

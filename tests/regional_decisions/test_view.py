@@ -10,6 +10,7 @@ from fleet.accelerator import AcceleratorState, DeviceHealth
 from fleet.endpoint import EndpointPhase, EngineKind, EngineLoad, ServedModel
 from fleet.intent import DeclaredGpus, EndpointIntent, HoldState, NodeIntent
 from fleet.locality import Zone
+from fleet.report import AgentPhase
 from fleet.request import Usage
 from regional.fleetview.bounds import bounded, url_problem
 from regional.fleetview.loads import SiblingWord, others_load
@@ -398,6 +399,20 @@ def test_a_hold_reaches_what_it_covers_and_survives_a_re_join(
     assert draining is (cordoned and state is HoldState.DRAINING)
     made.view.set_intent(intent(3), made.now)
     assert names(made) == {"a1", "a2", "b1"}
+
+
+def test_a_node_that_goes_away_takes_no_new_work_and_finishes_what_runs() -> None:
+    made = simple({"eu-west-a": 2})
+    life, step = made.core.begin(facts(), made.now, no_revoke)
+    assert isinstance(step, SendToEndpoint)
+    going = step.target.name
+    told = [endpoint(going, [f"GPU-{going}"])]
+    made.report(f"node-{going}", told, gpus=[gpu(f"GPU-{going}")], phase=AgentPhase.DRAINING)
+    assert names(made) == {"a1", "a2"} - {going}
+    assert made.view.counts(made.now).endpoints == {"ready": 1, "draining": 1}
+    assert made.view.counts(made.now).nodes == {"ready": 1, "draining": 1}
+    life.on_first_byte(made.now)
+    assert life.on_end(Outcome.OK, Usage(), made.now).outcome is Outcome.OK
 
 
 def test_a_hold_on_a_gpu_reaches_its_mig_instances() -> None:
