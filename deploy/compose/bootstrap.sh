@@ -13,8 +13,11 @@ keep() {
     if [ -s "$directory/$name" ] && headrace get "$kind" "$name" >/dev/null 2>&1; then
         return
     fi
-    headrace delete "$kind" "$name" >/dev/null 2>&1 || true
-    "$@" >"$directory/.$name"
+    # A resource whose secret we do not have is of no use: it is made anew.
+    if ! "$@" >"$directory/.$name"; then
+        headrace delete "$kind" "$name"
+        "$@" >"$directory/.$name"
+    fi
     mv "$directory/.$name" "$directory/$name"
 }
 
