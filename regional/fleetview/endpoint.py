@@ -133,7 +133,6 @@ class Endpoint:
         "tensor_parallel",
         "uid",
         "url",
-        "url_checked",
         "waiting_excess",
         "zone",
     )
@@ -219,8 +218,6 @@ class Endpoint:
         """Slowed down by throttling, as its devices report it; 1.0 is not."""
         self.network_seconds = 0.0
         self.seats: list[Seat] = []
-        self.url_checked: object = None
-        """What its address was last checked against and found good; the same again need not be."""
         self.rated_at = -1e18
         """When its standing and speeds were last worked out."""
         self.dirty = 0

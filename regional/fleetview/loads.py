@@ -34,13 +34,13 @@ def others_load(
     A sibling's word counts only when it is newer than the engine's sample, which then holds the sibling's older work anyway.
     What the engine counted beyond our own was sent by others; unknown counts stay unknown and add nothing.
     """
-    newer = [w for w in words if sampled_at is None or w.said_at > sampled_at]
-    told = sum(w.inflight for w in newer)
-    told_unread = sum(w.unread_tokens for w in newer)
     waiting = sample.waiting or 0
-    if sampled_at is None or (sample.running is None and sample.waiting is None):
-        return OthersLoad(told, told_unread, waiting)
-    seen = max(0, (sample.running or 0) + waiting - own_at_sample)
-    if newer:
-        return OthersLoad(told, told_unread, waiting)  # exact, and later than the sample
-    return OthersLoad(seen, min(seen, waiting) * mean_input_tokens, waiting)
+    known = sampled_at is not None and (sample.running is not None or sample.waiting is not None)
+    seen = max(0, (sample.running or 0) + waiting - own_at_sample) if known else 0
+    if not words:
+        return OthersLoad(seen, min(seen, waiting) * mean_input_tokens, waiting)
+    newer = [w for w in words if sampled_at is None or w.said_at > sampled_at]
+    if known and not newer:
+        return OthersLoad(seen, min(seen, waiting) * mean_input_tokens, waiting)
+    # Exact, and later than the sample.
+    return OthersLoad(sum(w.inflight for w in newer), sum(w.unread_tokens for w in newer), waiting)

@@ -6,7 +6,7 @@ from fleet.accelerator import AcceleratorState
 from fleet.endpoint import EndpointPhase, EndpointReport, ServedModel
 from fleet.intent import EndpointIntent, Intent
 from fleet.report import AgentPhase, NodeReport
-from regional.fleetview.bounds import bounded, url_problem
+from regional.fleetview.bounds import bounded, bounded_load, url_problem
 from regional.fleetview.columns import RATE, Columns
 from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.gpus import GpuIndex
@@ -18,6 +18,7 @@ from regional.fleetview.siblings import Siblings
 from regional.routing import pricing
 from regional.routing.cost import throttling
 
+_AWAY = (NodeState.DEAD, NodeState.SUSPECT)
 UNKNOWN_SLOTS = 1_000_000
 PROVEN_SECONDS = 1.0
 """A request that did well this lately outweighs a watcher that cannot reach the engine: busy is not dead."""
@@ -96,7 +97,8 @@ class Members:
         """Work out anew what others have in flight there."""
         mean = endpoint.seats[0].pool.mean_input_tokens if endpoint.seats else 0.0
         refresh_others(endpoint, self._siblings.words(endpoint.uid, now), mean)
-        self._columns.mark(endpoint)
+        if not endpoint.dirty:
+            self._columns.mark(endpoint)
 
     def _ours(self, zone: str) -> bool:
         known = self._intent.zones.get(zone)
@@ -190,8 +192,19 @@ class Members:
         ranges = () if zone is None else zone.endpoint_ranges
         refused: list[str] = []
         named: set[str] = set()
+        # In nearly all reports only loads have changed; what was checked for the last one then holds for this one too.
+        where = (report.zone, ranges, report.addresses)
+        settled = where == node.checked_where and node.came_from not in _AWAY
+        node.checked_where = where
         for told in report.endpoints:
             existing = self.endpoints.get(told.uid)
+            if settled and existing is not None and existing.node is node and told.uid not in named:
+                before = existing.report
+                if existing.reported and before is not None and _same_but_load(before, told):
+                    named.add(told.uid)
+                    existing.report = told
+                    self._take_sample(existing, told, now)
+                    continue
             declared = existing is not None and existing.declared
             if not told.uid or told.uid in named:
                 refused.append(f"endpoint {told.name}: has no uid of its own")
@@ -199,15 +212,12 @@ class Members:
             if existing is not None and existing.node is not node and not existing.gone:
                 refused.append(f"endpoint {told.name}: its uid belongs to node {existing.node.name}")
                 continue
-            checked = (told.url, ranges, report.addresses, declared)
-            known_good = existing is not None and existing.url_checked == checked
-            problem = "" if known_good else url_problem(told.url, ranges, report.addresses, declared=declared)
+            problem = url_problem(told.url, ranges, report.addresses, declared=declared)
             if problem:
                 refused.append(f"endpoint {told.name}: its address {problem}")
                 continue
             named.add(told.uid)
             endpoint = self._known(told.uid, told.name, node, now)
-            endpoint.url_checked = checked
             if moved or endpoint.zone != report.zone:
                 endpoint.zone = report.zone
                 self._columns.move(endpoint)
@@ -221,12 +231,7 @@ class Members:
         return refused
 
     def _take_endpoint(self, endpoint: Endpoint, told: EndpointReport, now: float) -> None:
-        came_back = not endpoint.reported or endpoint.node.came_from in (NodeState.DEAD, NodeState.SUSPECT)
-        before = endpoint.report
-        if before is not None and not came_back and _same_but_load(before, told):
-            endpoint.report = told
-            self._take_sample(endpoint, told, now)
-            return
+        came_back = not endpoint.reported or endpoint.node.came_from in _AWAY
         changed = (endpoint.url, endpoint.api_key) != (told.url, told.api_key)
         endpoint.report = told
         endpoint.reported = True
@@ -271,9 +276,9 @@ class Members:
             if silent is not endpoint.silent:
                 endpoint.silent = silent
                 self._columns.mark(endpoint, RATE)
-        read_sample(endpoint, told.load, now)
-        pricing.weigh_sample(endpoint, self._settings.fresh_sample_seconds, now)
-        self.refresh_others(endpoint, now)
+        if read_sample(endpoint, bounded_load(told.load), now):
+            pricing.weigh_sample(endpoint, self._settings.fresh_sample_seconds, now)
+            self.refresh_others(endpoint, now)
 
     def _remove(self, endpoint: Endpoint) -> None:
         """An endpoint is no longer part of the fleet. Streams there may finish; what has no first byte goes elsewhere."""

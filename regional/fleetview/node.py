@@ -32,6 +32,7 @@ class Node:
     __slots__ = (
         "addresses",
         "came_from",
+        "checked_where",
         "declared_gpus",
         "device_error",
         "endpoints",
@@ -57,6 +58,8 @@ class Node:
         self.state = NodeState.DECLARED
         self.came_from = NodeState.DECLARED
         """Its state before the last accepted report."""
+        self.checked_where: object = None
+        """Zone, ranges and addresses that its endpoints' addresses were last checked against."""
         self.order: tuple[int, int] | None = None
         """(incarnation, sequence) of the last accepted report; None before the first."""
         self.lease: Lease | None = None

@@ -7,13 +7,16 @@ from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.loads import SiblingWord, others_load
 
 
-def read_sample(endpoint: Endpoint, load: EngineLoad, now: float) -> None:
-    """Take a sample if it is newer than the one held. One that never succeeded changes nothing: unknown is not zero."""
+def read_sample(endpoint: Endpoint, load: EngineLoad, now: float) -> bool:
+    """Take a sample if it is newer than the one held; True when it was.
+
+    One that never succeeded changes nothing: unknown is not zero.
+    """
     if load.sample_age_seconds is None:
-        return
+        return False
     sampled_at = now - load.sample_age_seconds
     if endpoint.sampled_at is not None and sampled_at <= endpoint.sampled_at + 1e-6:
-        return
+        return False
     before = endpoint.sample
     endpoint.sample = load
     endpoint.sampled_at = sampled_at
@@ -22,6 +25,7 @@ def read_sample(endpoint: Endpoint, load: EngineLoad, now: float) -> None:
         endpoint.progress_at = max(endpoint.progress_at, sampled_at)
     if grown and before.running and load.running:
         endpoint.counters_move = True
+    return True
 
 
 def _grew(before: float | None, after: float | None) -> bool:
@@ -32,7 +36,7 @@ def _grew(before: float | None, after: float | None) -> bool:
 def refresh_others(endpoint: Endpoint, words: list[SiblingWord], mean_input_tokens: float) -> None:
     """Work out anew what others have in flight there."""
     sampled_at = endpoint.sampled_at
-    own_then = 0 if sampled_at is None else endpoint.own_at(sampled_at)
+    own_then = endpoint.own_at(sampled_at) if sampled_at is not None and endpoint.history else endpoint.own
     load = others_load(endpoint.sample, sampled_at, own_then, words, mean_input_tokens)
     endpoint.others = load.inflight
     endpoint.others_unread = load.unread_tokens

@@ -31,7 +31,9 @@ class Siblings:
         return touched
 
     def words(self, endpoint_uid: str, now: float) -> list[SiblingWord]:
-        found = []
+        found: list[SiblingWord] = []
+        if not self._said:
+            return found
         for at, load in self._said.values():
             word = load.get(endpoint_uid)
             if word is not None and now - at <= self._ttl:
