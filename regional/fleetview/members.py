@@ -129,8 +129,9 @@ class Members:
 
     def _declare(self, uid: str, spec: EndpointIntent, now: float) -> None:
         """An endpoint that intent writes down: known at once, whether or not anybody has seen it yet."""
-        node = self.nodes[self._intent.nodes[spec.node].uid]
-        zone = self._intent.zones[node.zone]
+        written = self._intent.nodes[spec.node]
+        node = self.nodes[written.uid]
+        zone = self._intent.zones[written.zone]  # a node may still report from a zone that is gone
         if url_problem(spec.url, zone.endpoint_ranges, (), declared=True):
             if uid in self.endpoints:
                 self._remove(self.endpoints[uid])

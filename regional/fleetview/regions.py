@@ -10,6 +10,8 @@ from regional.fleetview.settings import ViewSettings
 
 RTT_WEIGHT = 0.2
 MAX_ADDRESSES = 16
+ADDRESS_KEPT_SECONDS = 60.0
+"""A router's address that nobody probes any more (it has moved) is forgotten, and its distance with it."""
 
 
 class PeerRegion:
@@ -47,6 +49,13 @@ class PeerRegion:
 
     def up(self, now: float, down_after_seconds: float) -> bool:
         return self.last_ok_at is not None and now - self.last_ok_at <= down_after_seconds
+
+    def forget_addresses(self, before: float) -> None:
+        """Those that have not answered since ``before``, and what was measured of them."""
+        for address in [a for a, at in self.ready_at.items() if at < before]:
+            del self.ready_at[address]
+        for address in self.address_rtt.keys() - self.ready_at.keys() - self.failing.keys():
+            del self.address_rtt[address]
 
     def rows_age(self, now: float) -> float | None:
         return None if self.rows_at is None else max(0.0, now - self.rows_at)
@@ -100,6 +109,7 @@ class PeerRegions:
         seen.last_ok_at = now
         seen.failing.pop(probe.address, None)
         seen.ready_at[probe.address] = now
+        seen.forget_addresses(now - ADDRESS_KEPT_SECONDS)
         if probe.rtt_seconds is not None:
             before = seen.address_rtt.get(probe.address)
             rtt = probe.rtt_seconds if before is None else before + RTT_WEIGHT * (probe.rtt_seconds - before)

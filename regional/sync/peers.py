@@ -12,6 +12,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -32,6 +33,8 @@ OBSERVED_ADDRESSES_SECONDS = 60.0
 """Addresses the centre named are tried this long after it last did."""
 RTT_KEPT_SECONDS = 10.0
 _SMOOTHING = 0.3
+
+_Number = TypeVar("_Number", int, float)
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
@@ -210,15 +213,20 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _row(row: _Row) -> CapacityRow:
+    """The row with numbers that can be true, as when the centre passes it on; what cannot be is unknown (rel-S13)."""
     return CapacityRow(
         row.zone,
         row.model,
         max(0, row.endpoints_ready),
         max(0, row.endpoints_total),
-        row.prefill_tokens_per_second,
-        row.decode_tokens_per_second,
+        _positive(row.prefill_tokens_per_second),
+        _positive(row.decode_tokens_per_second),
         max(0, row.inflight),
-        row.waiting,
-        row.expected_wait_seconds,
-        row.kv_free_tokens,
+        _positive(row.waiting),
+        _positive(row.expected_wait_seconds),
+        _positive(row.kv_free_tokens),
     )
+
+
+def _positive(value: _Number | None) -> _Number | None:
+    return value if value is not None and value >= 0 else None

@@ -610,3 +610,15 @@ def test_facts_of_a_place_at_the_equator_are_facts() -> None:
     peers(made, us=0.05, ap=0.05)
     assert isinstance(facts(origin=Origin(coordinates=Coordinates(0.0, 0.0))), RequestFacts)
     assert region_of(go(made, origin=Origin(coordinates=Coordinates(0.0, 0.0)))) == "eu-west"
+
+
+def test_a_router_that_moved_takes_its_distance_with_it() -> None:
+    made = rig(given=intent())
+    near, far = "http://10.2.0.7:7600", "http://10.2.0.8:7600"
+    made.view.set_peer_probe("us-east", PeerProbe(near, ok=True, rtt_seconds=0.001), made.now)
+    for second in range(1, 100):
+        made.view.set_peer_probe("us-east", PeerProbe(far, ok=True, rtt_seconds=0.08), made.now + second)
+    peer = made.view.peers.get("us-east")
+    assert peer is not None
+    assert peer.rtt_seconds == pytest.approx(0.08)
+    assert set(peer.ready_at) == set(peer.address_rtt) == {far}

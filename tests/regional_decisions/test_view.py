@@ -367,6 +367,15 @@ def test_a_declared_endpoint_is_there_at_once_and_behind_those_that_were_seen() 
     assert names(made) == {"seen"}
 
 
+def test_a_node_that_still_reports_from_a_zone_that_is_gone_holds_up_no_intent() -> None:
+    made = rig(given=intent(nodes={"written": NODE}))
+    made.report("n-w", [endpoint("seen")], zone="eu-west-a")
+    zones = {name: zone for name, zone in ZONES.items() if name != "eu-west-a"}
+    moved = NodeIntent("n-w", "written", "eu-west-b", NODE.gpus)
+    made.view.set_intent(intent(2, zones=zones, nodes={"written": moved}, endpoints={"d1": declared()}), made.now)
+    assert made.view.endpoints["d1"].declared
+
+
 def test_a_declared_endpoint_outside_its_zone_is_not_used() -> None:
     zones = {**ZONES, "eu-west-a": Zone("z", "eu-west-a", "eu-west", frozenset({"EU"}), ("10.0.0.0/24",))}
     made = rig(given=intent(zones=zones, nodes={"written": NODE}, endpoints={"d1": declared()}))
