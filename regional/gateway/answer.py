@@ -45,6 +45,8 @@ class Usable:
 
 def judge_head(head: AnswerHead, *, hop_attempt: int = 0) -> Usable | Failure:
     """What the head of an answer says. ``hop_attempt``: it comes from a peer router, as this attempt of the request."""
+    if head.whole_json and not hop_attempt:
+        return _WHOLE
     status = head.status
     found = {name: value for name, value in head.headers if name in _READ}
     if hop_attempt:
@@ -58,7 +60,8 @@ def judge_head(head: AnswerHead, *, hop_attempt: int = 0) -> Usable | Failure:
             return Usable(streamed=not coded, opaque=coded)
         if kind.startswith(b"text/"):
             return Failure(AttemptResult(Outcome.BAD_RESPONSE, status, detail="text instead of JSON"))
-        return Usable(streamed=False)
+        head.whole_json = b"content-encoding" not in found and status != 204
+        return _WHOLE
     if status in (429, 503):
         return Failure(AttemptResult(Outcome.OVERLOADED, status, _retry_after(found), "overloaded"))
     if status == 401:
@@ -70,6 +73,7 @@ def judge_head(head: AnswerHead, *, hop_attempt: int = 0) -> Usable | Failure:
     return Failure(AttemptResult(Outcome.BAD_RESPONSE, status, detail="unexpected status"))
 
 
+_WHOLE = Usable(streamed=False)
 _READ = frozenset(
     {b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", REFUSAL_HEADER, ATTEMPTS_HEADER}
 )
@@ -182,6 +186,15 @@ class Answer:
         events = self._events
         return events is not None and self.begun and self._chunked and events.aligned and not self._rename
 
+    def holds(self, size: int) -> bool:
+        """True when a body of this size is held until it is whole."""
+        return self._events is None and size <= self._hold
+
+    def take(self, body: bytes) -> None:
+        """The whole body at once, of a size that is held: :meth:`finish` is next."""
+        self.seen = True
+        self._buffer.append(body)
+
     def passed(self, chunk: bytes) -> None:
         """A whole chunk went to the client as it came."""
         if self._events is not None:
@@ -241,6 +254,8 @@ class Answer:
 
     def _finish_whole(self) -> tuple[bytes, AttemptResult | None]:
         body = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        if self._head.whole_json:
+            return self._json(body, _NONE)
         skip = _NONE
         coding = self._header(b"content-encoding")
         if coding:
@@ -253,12 +268,16 @@ class Answer:
                 body, skip = _shaped(self.status), skip | _CONTENT_TYPE
                 return self._top(_JSON + b"content-length: %d\r\n" % len(body), skip=skip) + body, None
         elif not coding and self.status != 204:
-            usage = read_answer(body)
-            if usage is None:
-                return b"", AttemptResult(Outcome.BAD_RESPONSE, self.status, detail="not JSON")
-            self._usage = usage
-            if self._rename:
-                body = rename_model(body, self._rename)
+            return self._json(body, skip)
+        return self._top(b"content-length: %d\r\n" % len(body), skip=skip) + body, None
+
+    def _json(self, body: bytes, skip: frozenset[bytes]) -> tuple[bytes, AttemptResult | None]:
+        usage = read_answer(body)
+        if usage is None:
+            return b"", AttemptResult(Outcome.BAD_RESPONSE, self.status, detail="not JSON")
+        self._usage = usage
+        if self._rename:
+            body = rename_model(body, self._rename)
         return self._top(b"content-length: %d\r\n" % len(body), skip=skip) + body, None
 
     def _header(self, name: bytes) -> bytes:

@@ -132,17 +132,16 @@ class ClientConnection(asyncio.Protocol):
         gateway = self._gateway
         if model is None or len(body) > gateway.settings.body_bytes:
             return False
-        request = ClientRequest(gateway.now)
-        request.like(model)
-        request.arrived = gateway.monotonic()
+        request = model.again(gateway.now, gateway.monotonic())
         if not gateway.reception.admit_again(request) or not gateway.buffer(request, len(body)):
             return False
         self._misses = 0
         request.body.append(body)
         request.size = len(body)
-        request.complete = True
-        self._waiting.append(request)
-        self._start_next()
+        if self.exchange is None and not self.paused_writing and not self._last_request:
+            self._begin(request)
+        else:
+            self._waiting.append(request)
         return True
 
     def eof_received(self) -> bool:

@@ -215,6 +215,20 @@ class Exchange:
         except Exception as error:  # noqa: BLE001  # as in start
             self.fault(error)
 
+    def on_whole(self, connection: UpstreamConnection, body: bytes) -> None:
+        self.on_head(connection)
+        answer = self._answer
+        if answer is None or connection.owner is not self:
+            return
+        if answer.holds(len(body)):
+            answer.take(body)
+        else:
+            self.on_data(body)
+            if connection.owner is not self:
+                return
+        connection.finished()
+        self.on_complete()
+
     def on_data(self, data: bytes) -> None:
         answer = self._answer
         if answer is None or self.over:

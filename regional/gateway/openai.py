@@ -119,7 +119,7 @@ def read_body(raw: bytes, task: Task) -> RequestBody:
         _estimate(fields),
         limit,
         fields.prompt_cache_key or "",
-        stream and _wants_usage(fields.stream_options),
+        stream and len(fields.stream_options) > 0 and _wants_usage(fields.stream_options),
         fields.stream_options,
     )
 
@@ -155,8 +155,6 @@ def _read(values: dict[str, msgspec.Raw], name: str, decoder: msgspec.json.Decod
 
 
 def _wants_usage(options: msgspec.Raw) -> bool:
-    if not len(options):
-        return False
     try:
         return _options.decode(options).include_usage is True
     except _DECODE_ERRORS:
@@ -164,13 +162,13 @@ def _wants_usage(options: msgspec.Raw) -> bool:
 
 
 def _estimate(fields: _Fields) -> int:
-    size = tokens = 0
-    for raw in (fields.messages, fields.prompt, fields.input, fields.tools):
-        if len(raw) > _ATTACHMENTS_FROM_BYTES:
+    size = len(fields.messages) + len(fields.prompt) + len(fields.input) + len(fields.tools)
+    tokens = 0
+    if size > _ATTACHMENTS_FROM_BYTES:
+        for raw in (fields.messages, fields.prompt, fields.input):
             attached, count = _attachments(bytes(raw))
             size -= attached
             tokens += count * _ATTACHMENT_TOKENS
-        size += len(raw)
     return max(1, tokens + size // _BYTES_PER_TOKEN)
 
 

@@ -80,12 +80,14 @@ class ClientRequest:
         self.claims: HopClaims | None = None
         self.refusal: Refusal | None = None
 
-    def like(self, model: ClientRequest) -> None:
-        """Take over what an equal head said."""
-        self.target, self.method, self.path, self.task = model.target, model.method, model.path, model.task
-        self.known, self.repeated, self.forward = model.known, model.repeated, model.forward
-        self.label = model.label
-        self.head_done = True
+    def again(self, began: float, arrived: float) -> ClientRequest:
+        """A new request whose head is equal to this one's."""
+        new = ClientRequest(began)
+        new.arrived = arrived
+        new.method, new.path, new.task, new.label = self.method, self.path, self.task, self.label
+        new.known, new.repeated, new.forward = self.known, self.repeated, self.forward
+        new.head_done = new.complete = True
+        return new
 
     @property
     def repeatable(self) -> bool:

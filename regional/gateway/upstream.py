@@ -31,7 +31,7 @@ _CONTENT_END = b"\n\n\r\n"
 class AnswerHead:
     """Status and headers of one answer; shared by answers whose heads are the same. Never changed."""
 
-    __slots__ = ("chunked", "headers", "keep", "lines", "status")
+    __slots__ = ("chunked", "headers", "keep", "lines", "status", "whole_json")
 
     def __init__(self, status: int, headers: list[tuple[bytes, bytes]], *, chunked: bool, keep: bool) -> None:
         self.status = status
@@ -41,6 +41,8 @@ class AnswerHead:
         self.keep = keep
         self.lines: bytes | None = None
         """What of it is passed on, once that has been worked out."""
+        self.whole_json = False
+        """A good answer that is plain JSON without a coding, once that has been looked at."""
 
 
 _NO_HEAD = AnswerHead(0, [], chunked=False, keep=False)
@@ -56,6 +58,10 @@ class Owner(Protocol):
     def on_head(self, connection: UpstreamConnection) -> None: ...
     def on_data(self, data: bytes) -> None: ...
     def on_complete(self) -> None: ...
+    def on_whole(self, connection: UpstreamConnection, body: bytes) -> None:
+        """All of it at once: the same as ``on_head``, ``on_data`` and ``on_complete``."""
+        ...
+
     def on_broken(self, outcome: Outcome, detail: str) -> None: ...
     def relay_chunk(self, chunk: bytes) -> None:
         """One whole chunk, framing included, that ends with a whole event and mentions no usage."""
@@ -146,11 +152,16 @@ class UpstreamConnection(asyncio.Protocol):
 
     def discard(self) -> None:
         """The owner has seen enough of this answer. When all of it is here the connection is kept, else closed."""
-        self.owner = None
         if self._complete:
-            self.pool.release(self, reusable=self.head.keep and not self._surplus)
+            self.finished()
         else:
+            self.owner = None
             self.transport.abort()
+
+    def finished(self) -> None:
+        """The owner has all of this answer: the connection is free for another request."""
+        self.owner = None
+        self.pool.release(self, reusable=self.head.keep and not self._surplus)
 
     @property
     def answered(self) -> bool:
@@ -189,12 +200,11 @@ class UpstreamConnection(asyncio.Protocol):
         if begins and self._repeated is not None:
             start = self._repeated.body_start(data)
             if start > 0:
+                self._misses = 0
                 self.head = self._repeated_head
                 self.length = len(data) - start
-                self._pieces.append(data[start:])
                 self._complete = True
-                self._misses = 0
-                self._tell(data)
+                owner.on_whole(self, data[start:])
                 return
         self._silent += len(data)
         try:
@@ -230,8 +240,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self.owner is not owner:
                 return
         if self._complete:
-            self.owner = None
-            self.pool.release(self, reusable=self.head.keep and not self._surplus)
+            self.finished()
             owner.on_complete()
         elif not data.endswith(b"\r\n"):
             self._between_chunks = False  # a size line may have begun

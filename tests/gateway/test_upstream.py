@@ -372,7 +372,7 @@ async def test_every_reject_reason_has_an_answer(start_gateway: StartGateway, re
         "ftp://127.0.0.1",
         "not a url",
         "http://[::1",
-        "http://nowhere.invalid:80",
+        "http://localhost:1",
         "http://a b",
     ],
 )
@@ -381,7 +381,7 @@ async def test_case_v07_no_address_in_the_clients_error(start_gateway: StartGate
     reply = await asyncio.wait_for(run.ask(post(chat())), 30)
     assert reply.status == 502
     assert "127.0.0.1" not in reply.body.decode()
-    assert "nowhere" not in reply.body.decode()
+    assert "localhost" not in reply.body.decode()
     assert reply.header("x-request-id")
 
 
