@@ -156,6 +156,9 @@ def measure(endpoints: int, regions: int, requests: int, inflight: int, session:
         index = n % max(1, endpoints // PER_NODE)
         core.on_report(_node(index, PER_NODE, 3 + n), now)
     report_us = (time.process_time_ns() - start) / 1000 / reports
+    for index in range((endpoints + PER_NODE - 1) // PER_NODE):  # a tick among living nodes is what is wanted
+        core.on_report(_node(index, min(PER_NODE, endpoints - index * PER_NODE), 1000), now)
+    core.tick(now)
     start = time.process_time_ns()
     for n in range(20):
         core.tick(now + 0.05 * n)

@@ -11,9 +11,10 @@ PRICE, RATE = 1, 2
 """Levels of what has to be worked out anew: after a request was sent or ended, and after anything else."""
 LAYOUT_SECONDS, LAYOUT_SECONDS_PER_SEAT = 0.02, 2.5e-5
 """Least time between two layouts of a pool."""
-REFRESH_SECONDS = 1.0
-"""Every endpoint is worked out anew this often even when nothing is heard of it."""
-LEAST_REFRESHED = 64
+REFRESH_SECONDS = 2.0
+"""Every endpoint is worked out anew about this often even when nothing is heard of it..."""
+REFRESH_TICKS, LEAST_REFRESHED = 40, 64
+"""... a share of them with each tick, so that no tick holds up requests."""
 
 
 class Columns:
@@ -80,7 +81,7 @@ class Columns:
                 return
             self._refreshed_at = now
             self._refresh = [e for e in endpoints.values() if now - e.rated_at >= REFRESH_SECONDS]
-        share = max(LEAST_REFRESHED, len(self._refresh) // 8)
+        share = max(LEAST_REFRESHED, len(endpoints) // REFRESH_TICKS)
         for endpoint in self._refresh[-share:]:
             self.mark(endpoint, RATE)
         del self._refresh[-share:]

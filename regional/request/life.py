@@ -162,11 +162,8 @@ class Life:
         ticket = self._ticket
         if ticket is not None and outcome is Outcome.OK:
             self._learn(ticket, usage, now)
-        endpoint = self._endpoint
         self._settle(_ENDED[outcome], now)
-        facts = self._facts
-        target = endpoint
-        first = self._first_at
+        facts, place, first = self._facts, self._endpoint, self._first_at
         self._record = RequestRecord(
             facts.request_uid,
             facts.tenant_uid,
@@ -176,10 +173,10 @@ class Life:
             outcome,
             facts.entry_region or self._core.view.region,
             self._region,
-            target.zone if target is not None else "",
-            target.node.name if target is not None else "",
-            target.name if target is not None else "",
-            target.gpu_uuids if target is not None else (),
+            place.zone if place is not None else "",
+            place.node.name if place is not None else "",
+            place.name if place is not None else "",
+            place.gpu_uuids if place is not None else (),
             facts.attempts_used + self._made,
             self._failovers,
             self._retries,
@@ -292,7 +289,7 @@ class Life:
 
     def _send_here(self, here: Here, model: str, now: float) -> Step:
         core, asked, seat = self._core, self._asked, here.seat
-        endpoint = seat.endpoint
+        endpoint, settings = seat.endpoint, core.settings
         ticket = core.view.take(seat, asked.input_tokens, asked.output_tokens, now, self._revoke)
         decode = seat.step * asked.output_tokens
         expected = seat.wait + seat.prefill_floor + seat.prefill_per_token * asked.input_tokens
@@ -316,7 +313,6 @@ class Life:
                 seat.served_as,
                 endpoint.api_key,
             )
-        settings = core.settings
         left = self._seconds_left(now, 0.0 if self._facts.stream else PLAIN_PATIENCE * decode)
         limit = settings.first_byte_timeout_seconds
         if not self._facts.stream:
