@@ -134,8 +134,8 @@ class Membership:
 
         token = self._join_token()
         ways = [asked(identity=held.token)] if held else []
-        if token or not held:
-            ways.append(asked(join_token=token))
+        # The identity goes along: that it was this very node is believed of nobody who cannot show it.
+        ways.append(asked(join_token=token, identity=held.token if held and token else ""))
         return ways
 
     async def _call(self, address: str, request: region_pb2.NodeJoinRequest) -> region_pb2.NodeJoinResponse:
@@ -147,7 +147,10 @@ class Membership:
     async def _keep(self, response: region_pb2.NodeJoinResponse) -> None:
         wall = self._clock.wall()
         identity = StoredIdentity(response.node_uid, response.identity, wall, wall + response.expires_in_seconds)
-        await asyncio.to_thread(self._files.keep_identity, identity)
+        try:
+            await asyncio.to_thread(self._files.keep_identity, identity)
+        except OSError as error:  # the token is spent: what it got is good while this process lives
+            log.error("identity_not_kept", reason=error.strerror)
         self.identity = identity
         self.problem = ""
         self._rejoin.clear()

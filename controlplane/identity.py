@@ -71,9 +71,10 @@ class JoinRequest:
     node_name: str
     join_token: str = ""
     identity: str = ""
-    """Present when renewing."""
+    """Alone: to be renewed. Beside a join token: proof of who it was, which it need not be good enough for renewing for."""
     gpu_uuids: tuple[str, ...] = ()
     node_uid: str = ""
+    """What it says it was. Anybody can say so."""
 
     def __repr__(self) -> str:
         return f"JoinRequest(region={self.region!r}, zone={self.zone!r}, node_name={self.node_name!r})"
@@ -105,11 +106,11 @@ class Joins:
 
     async def join(self, request: JoinRequest) -> Joined:
         """Raises JoinRefused (nothing has changed then), or Unavailable."""
-        if not _NAME.match(request.node_name):
+        if not _NAME.fullmatch(request.node_name):
             raise JoinRefused(Refusal.INVALID, "the node's name is not a valid resource name: a-z, 0-9, - and . only")
         if len(request.gpu_uuids) > _MAX_GPUS:
             raise JoinRefused(Refusal.INVALID, f"a node has at most {_MAX_GPUS} GPUs")
-        if request.identity:
+        if request.identity and not request.join_token:
             return await self._renew(request)
         async with self._turn:
             return await self._join(request)
@@ -146,10 +147,21 @@ class Joins:
         )
         await append(session, draft)
 
-    async def _renew(self, request: JoinRequest) -> Joined:
+    def _held(self, request: JoinRequest) -> NodeIdentity:
+        """The identity it holds. Raises InvalidIdentity."""
         now = self._clock.wall()
+        return verify_identity(request.identity, self._secrets.identity_keys(), now, now - RENEWABLE_SECONDS)
+
+    def _proven_uid(self, request: JoinRequest) -> str:
+        """Which node it has been, by its identity; empty when it cannot show one."""
         try:
-            held = verify_identity(request.identity, self._secrets.identity_keys(), now, now - RENEWABLE_SECONDS)
+            return self._held(request).node_uid
+        except InvalidIdentity:
+            return ""
+
+    async def _renew(self, request: JoinRequest) -> Joined:
+        try:
+            held = self._held(request)
         except InvalidIdentity as error:
             raise JoinRefused(Refusal.IDENTITY, str(error)) from None
         async with self._database.read() as session:
@@ -225,9 +237,10 @@ class Joins:
         for row in rows:
             items.setdefault(row.node_uid, []).append(row)
         replaced = []
+        itself = self._proven_uid(request)
         for uid, members in items.items():
-            if uid == request.node_uid and node is not None and uid == node.uid:
-                continue  # it says so itself, and kept its state
+            if uid == itself and node is not None and uid == node.uid:
+                continue  # it kept its state
             if _alive(members, self._now()):
                 name = next((m.name for m in members if m.kind == "node"), uid)
                 what = f"the name {name}" if node is not None and uid == node.uid else f"GPUs of {name}"

@@ -86,7 +86,7 @@ async def _start(context: ApiContext, version: str) -> IntentVersion:
     if not version:
         return await context.feed.head()
     epoch, _, number = version.partition("-")
-    if not (epoch.isdecimal() and number.isdecimal() and len(version) < 40):
+    if not (epoch.isdecimal() and number.isdecimal() and max(int(epoch), int(number)) < 1 << 63):
         raise invalid("/query/resource_version", "is not the resource_version of a list")
     start = await context.feed.at(int(epoch), int(number))
     if start is None:

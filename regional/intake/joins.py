@@ -92,7 +92,7 @@ class LocalJoins:
 
     async def join(self, request: region_pb2.NodeJoinRequest, *, from_loopback: bool) -> region_pb2.NodeJoinResponse:
         wall = self._clock.wall()
-        if request.identity:
+        if request.identity and not request.join_token:
             identity = await asyncio.to_thread(self._renewed, request.identity, wall)
         else:
             self._check_token(request.join_token, from_loopback)

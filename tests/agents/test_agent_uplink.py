@@ -25,14 +25,14 @@ Until = Callable[[Callable[[], bool]], Awaitable[None]]
 class Sender:
     """The parts of an agent that talk to routers, with a report a tenth of a second."""
 
-    def __init__(self, routers: list[str], state_dir: Path, clock: Clock | None = None) -> None:
+    def __init__(self, routers: list[str], state_dir: Path, clock: Clock | None = None, token: str = "token") -> None:  # noqa: S107
         self.clock = clock or SystemClock()
         self.files = StateFiles(state_dir)
         self.directives: list[NodeDirective] = []
         self.membership = Membership(
             Joining("node-1", "zone-1", "region-1"),
             self.files,
-            join_token=lambda: "token",
+            join_token=lambda: token,
             gpu_uuids=lambda: ["GPU-1", "GPU-2"],
             routers=lambda: self.uplink.addresses(),
             clock=self.clock,
@@ -101,6 +101,32 @@ async def test_joins_keeps_its_identity_and_reports(router: FakeRouter, make: Ma
     assert sequences == sorted(set(sequences))
     assert os.stat(tmp_path / IDENTITY).st_mode & 0o777 == 0o600
     assert "identity-1" not in repr(sender.membership.identity)
+
+
+async def test_a_disk_that_keeps_nothing_does_not_cost_the_identity_a_token_was_spent_on(
+    router: FakeRouter, make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / IDENTITY).mkdir()  # nothing can be put in its place
+    sender = make(router.address)
+    await router.until(lambda: len(router.reports()) >= 3)
+    assert len(router.joins) == 1
+    await sender.stop()  # which finds no part of it failed
+
+
+@pytest.mark.parametrize(
+    ("token", "second"), [("token", ("old", "token", NODE_UID)), ("", ("", "", NODE_UID))], ids=["token", "none"]
+)
+async def test_an_identity_that_is_not_renewed_leads_to_joining_anew(
+    router: FakeRouter, make: Make, tmp_path: Path, token: str, second: tuple[str, str, str]
+) -> None:
+    """Beside a token the identity proves who it was; without one a router may let it in again all the same (loopback)."""
+    wall = SystemClock().wall()
+    StateFiles(tmp_path).keep_identity(StoredIdentity(NODE_UID, "old", wall - 900.0, wall + 100.0))
+    router.refuse_join = (grpc.StatusCode.UNAUTHENTICATED, "moved to another zone; it has to join again")
+    make(router.address, token=token)
+    await router.until(lambda: len(router.joins) >= 2)
+    asked = [(j.identity, j.join_token, j.node_uid) for j in router.joins[:2]]
+    assert asked == [("old", "", NODE_UID), second]
 
 
 async def test_case_g11_a_kept_state_directory_is_the_same_node_and_a_lost_one_asks_anew(

@@ -168,7 +168,7 @@ async def test_a_watch_from_a_lost_version_is_gone(served: Client, feed: IntentF
     for version in (f"{head.epoch}-99", f"{head.epoch - 1}-0"):
         gone = await served.get("/api/v1/watch", params={"resource_version": version})
         assert (gone.status_code, gone.json()["type"]) == (410, "urn:headrace:problem:gone")
-    for version in ("x", "1", "1-", "-1", "1-1-1", "1" * 50):
+    for version in ("x", "1", "1-", "-1", "1-1-1", "1" * 50, f"1-{1 << 63}", f"{1 << 63}-1"):
         assert (await served.get("/api/v1/watch", params={"resource_version": version})).status_code == 422
 
 

@@ -131,7 +131,7 @@ async def test_a_token_that_does_not_fit_changes_nothing(desk: Desk, case: str) 
 
 async def test_a_use_is_not_spent_on_a_refusal(desk: Desk) -> None:
     token = await desk.token(uses=1)
-    for fields in ({"zone": "nowhere"}, {"zone": "us-east-a"}, {"name": "Not A Name"}):
+    for fields in ({"zone": "nowhere"}, {"zone": "us-east-a"}, {"name": "Not A Name"}, {"name": "eu-9\n"}):
         assert await desk.refused(join_token=token, **fields) is Refusal.INVALID
     await desk.join(join_token=token)
 
@@ -139,10 +139,21 @@ async def test_a_use_is_not_spent_on_a_refusal(desk: Desk) -> None:
 async def test_a_node_comes_back_as_itself(desk: Desk) -> None:
     first = await desk.join("eu-9", gpu_uuids=GPUS)
     await desk.reports(first)
-    again = await desk.join("eu-9", gpu_uuids=GPUS, node_uid=first.identity.node_uid)
+    shown = {"identity": first.token, "join_token": await desk.token()}
+    again = await desk.join("eu-9", gpu_uuids=GPUS, node_uid=first.identity.node_uid, **shown)
     assert again.identity.node_uid == first.identity.node_uid
     assert again.retired == ()
     assert len(await desk.nodes()) == 3
+
+
+async def test_a_token_and_a_uid_are_not_the_node(desk: Desk) -> None:
+    """Uids are no secrets: whoever has a join token must not get the identity of a node that is alive by naming its uid."""
+    first, other = await desk.join("eu-9", gpu_uuids=GPUS), await desk.join("eu-10")
+    await desk.reports(first)
+    uid = first.identity.node_uid
+    for identity in ("", other.token, first.token[:-8]):
+        token = await desk.token()
+        assert await desk.refused("eu-9", node_uid=uid, identity=identity, join_token=token) is Refusal.CONFLICT
 
 
 async def test_a_node_that_is_written_down_gets_its_own_uid(desk: Desk) -> None:

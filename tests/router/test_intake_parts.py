@@ -236,6 +236,8 @@ async def test_renewal_needs_the_old_identity_and_keeps_the_uid() -> None:
     assert renewed.expires_in_seconds == round(LIFETIME_SECONDS)
     with pytest.raises(JoinRefused):
         await joins.join(request(identity=first.identity[:-4] + "AAAA"), from_loopback=False)
+    joined = await joins.join(request(identity="no longer good", join_token="hrj_right"), from_loopback=False)
+    assert joined.node_uid == first.node_uid
 
 
 async def test_forwarded_joins_reach_the_control_plane_once() -> None:
