@@ -49,6 +49,9 @@ class Authenticator:
         self._of: Intent | None = None
         self._kept: dict[bytes, Principal] = {}
         self._nobody: Principal | None = None
+        self._tenants: dict[str, Tenant] | None = None
+        self._keys: dict[str, TenantKey] | None = None
+        """By uid, for hops; made when the first one of an intent comes."""
 
     def principal(self, authorization: bytes | None, wall: float) -> Principal | None:
         """The holder of the key, or None when there is none, it is unknown, expired or revoked."""
@@ -80,10 +83,13 @@ class Authenticator:
         intent = self._intent()
         if not tenant_uid:
             return self._nobody
-        tenant = next((t for t in intent.tenants.values() if t.uid == tenant_uid), None)
+        if self._tenants is None or self._keys is None:
+            self._tenants = {t.uid: t for t in intent.tenants.values()}
+            self._keys = {k.uid: k for k in intent.keys_by_digest.values()}
+        tenant = self._tenants.get(tenant_uid)
         if tenant is None:
             return None
-        key = next((k for k in intent.keys_by_digest.values() if k.uid == key_uid), None)
+        key = self._keys.get(key_uid)
         if key is not None and key.revoked:
             return None
         return _principal(intent, tenant, key, residency)
@@ -101,6 +107,7 @@ class Authenticator:
         intent = self._intent()
         self._of = intent
         self._kept = {}
+        self._tenants = self._keys = None
         nobody = self._anonymous and not intent.tenants and not intent.keys_by_digest
         self._nobody = _anybody(intent) if nobody else None
 
