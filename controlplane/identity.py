@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.api.audit import AuditDraft, append
 from controlplane.api.auth import Principal, Role
 from controlplane.api.holds import hold_name
+from controlplane.intake.told import valid_uid
 from controlplane.secrets import DeploymentSecrets
 from controlplane.store.database import Database
 from controlplane.store.intent import IntentFeed
@@ -108,8 +109,12 @@ class Joins:
         """Raises JoinRefused (nothing has changed then), or Unavailable."""
         if not _NAME.fullmatch(request.node_name):
             raise JoinRefused(Refusal.INVALID, "the node's name is not a valid resource name: a-z, 0-9, - and . only")
+        if not _NAME.fullmatch(request.zone):
+            raise JoinRefused(Refusal.INVALID, "the zone's name is not a valid resource name; mend ZONE")
         if len(request.gpu_uuids) > _MAX_GPUS:
             raise JoinRefused(Refusal.INVALID, f"a node has at most {_MAX_GPUS} GPUs")
+        if not all(valid_uid(uuid) for uuid in request.gpu_uuids):
+            raise JoinRefused(Refusal.INVALID, "a GPU's UUID is missing, too long or not text")
         if request.identity and not request.join_token:
             return await self._renew(request)
         async with self._turn:

@@ -114,8 +114,9 @@ class Intake:
         new, removed, want_full = told.take(report)
         self._reports[report.router_uid] = report
         for node in removed:
-            self._removed[node.node_uid] = node
-            self._nodes.pop(node.node_uid, None)
+            if valid_node(node):  # else it was never written
+                self._removed[node.node_uid] = node
+                self._nodes.pop(node.node_uid, None)
         for node in new:
             self._note(report.region, node)
         return RegionDirective(*report.order, self._interval, want_full, told.acknowledge())

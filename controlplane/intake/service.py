@@ -12,7 +12,7 @@ import grpc
 from controlplane.identity import Joined, JoinRefused, JoinRequest, Joins, Refusal
 from controlplane.intake.intake import Intake
 from controlplane.intake.router_tokens import Ended, Grant, RouterRefused, RouterTokens
-from controlplane.intake.told import MAX_NAME, MAX_UID
+from controlplane.intake.told import MAX_NAME, valid_order, valid_uid
 from fleet.capacity import FleetEvent
 from fleet.clock import Clock
 from fleet.errors import Unavailable
@@ -53,7 +53,7 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
         self, request_iterator: AsyncIterator[region_pb2.RegionReport], context: _Context
     ) -> None:
         grant = await self._admit("", context)
-        routers: set[str] = set()
+        router_uid = ""
         try:
             while (message := await self._next(context, grant.ended)) is not None:
                 if message.region != grant.region:
@@ -61,16 +61,19 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
                         grpc.StatusCode.PERMISSION_DENIED,
                         f"the router token is bound to region {grant.region}, not {message.region[:64]}",
                     )
-                if not 0 < len(message.router_uid) <= MAX_UID or len(message.region) > MAX_NAME:
+                if not valid_uid(message.router_uid) or len(message.region) > MAX_NAME:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "router_uid is missing or too long")
-                routers.add(message.router_uid)
+                if router_uid not in ("", message.router_uid):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream speaks for one router")
+                if not valid_order(message.incarnation, message.sequence):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "incarnation or sequence is out of range")
+                router_uid = message.router_uid
                 directive = self._intake.take(region_report_from_wire(message))
                 await context.write(region_directive_to_wire(directive))
             if grant.ended.done():
                 await context.abort(*_ENDED[grant.ended.result()])
         finally:
-            for uid in routers:
-                self._intake.forget(uid)
+            self._intake.forget(router_uid)
             self._tokens.release(grant)
 
     async def _next(self, context: _Context, ended: asyncio.Future[Ended]) -> region_pb2.RegionReport | None:

@@ -13,6 +13,16 @@ MAX_EVENTS = 1000
 NODE_STATES = frozenset({"ready", "suspect", "degraded", "draining", "dead"})
 MAX_UID = 64
 MAX_NAME = 256
+_MAX_ORDER = (1 << 63) - 1
+"""Of an incarnation and a sequence: what a column holds. The wire has one bit more, and whoever reports may use it."""
+
+
+def valid_order(incarnation: int, sequence: int) -> bool:
+    return 0 <= incarnation <= _MAX_ORDER and 0 <= sequence <= _MAX_ORDER
+
+
+def valid_uid(uid: str) -> bool:
+    return 0 < len(uid) <= MAX_UID and "\x00" not in uid
 
 
 def valid_node(node: InventoryNode) -> bool:
@@ -20,7 +30,8 @@ def valid_node(node: InventoryNode) -> bool:
     uids = [node.node_uid, *(g.uuid for g in node.gpus), *(e.uid for e in node.endpoints)]
     names = [node.node_name, node.zone, *(f"{node.node_name}.{e.name}" for e in node.endpoints)]
     return (
-        all(0 < len(u) <= MAX_UID and "\x00" not in u for u in uids)
+        all(valid_uid(u) for u in uids)
+        and valid_order(node.incarnation, node.sequence)
         and all(0 < len(n) <= MAX_NAME and "\x00" not in n for n in names)
         and node.state in NODE_STATES
     )

@@ -131,7 +131,8 @@ async def test_a_token_that_does_not_fit_changes_nothing(desk: Desk, case: str) 
 
 async def test_a_use_is_not_spent_on_a_refusal(desk: Desk) -> None:
     token = await desk.token(uses=1)
-    for fields in ({"zone": "nowhere"}, {"zone": "us-east-a"}, {"name": "Not A Name"}, {"name": "eu-9\n"}):
+    odd = [{"zone": "nul\x00"}, {"gpu_uuids": ("nul\x00",)}, {"gpu_uuids": ("",)}, {"name": "eu-9\n"}]
+    for fields in ({"zone": "nowhere"}, {"zone": "us-east-a"}, {"name": "Not A Name"}, *odd):
         assert await desk.refused(join_token=token, **fields) is Refusal.INVALID
     await desk.join(join_token=token)
 

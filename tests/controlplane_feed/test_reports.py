@@ -332,6 +332,17 @@ async def test_what_no_table_can_hold_does_not_hold_up_the_rest(desk: Desk) -> N
     assert list(desk.intake.live()) == ["eu-west"]
 
 
+async def test_orders_and_removals_that_no_table_can_hold_hold_up_nobody_either(desk: Desk) -> None:
+    """What an agent says of itself is passed on as it is: one that says too much must not cost the others."""
+    odd = [node("huge", incarnation=1 << 63), node("late", sequence=1 << 63), node("nul\x00")]
+    desk.intake.take(report(nodes=[node("n-1"), *odd]))
+    await desk.step()
+    desk.intake.take(report(sequence=2, inventory_full=False, inventory_removed=("huge", "late", "nul\x00")))
+    await desk.step()
+    assert {i.uid for i in await desk.rows(InventoryItem) if i.kind == "node"} == {"n-1"}
+    assert [r.sequence for r in await desk.rows(RegionReportRow)] == [2]
+
+
 async def test_a_report_that_another_release_wrote_is_passed_over(desk: Desk) -> None:
     desk.intake.take(report("r-1"))
     desk.intake.take(report("r-2"))
@@ -420,6 +431,9 @@ async def test_a_router_reports_only_for_its_own_region(sqlite_store: Store, sql
             (report(region="us-east"), grpc.StatusCode.PERMISSION_DENIED),
             (report(router=""), grpc.StatusCode.INVALID_ARGUMENT),
             (report(router="x" * 65), grpc.StatusCode.INVALID_ARGUMENT),
+            (report(router="nul\x00"), grpc.StatusCode.INVALID_ARGUMENT),
+            (report(sequence=1 << 63), grpc.StatusCode.INVALID_ARGUMENT),
+            (report(incarnation=1 << 63), grpc.StatusCode.INVALID_ARGUMENT),
         ]:
             stream = Reports(plane.channel(), token)
             with pytest.raises((AssertionError, grpc.aio.AioRpcError)):
@@ -429,6 +443,16 @@ async def test_a_router_reports_only_for_its_own_region(sqlite_store: Store, sql
         with pytest.raises((AssertionError, grpc.aio.AioRpcError)):
             await stream.send(report())
         assert await stream.ended() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stream_speaks_for_one_router(sqlite_store: Store, sqlite_url: str, tmp_path: Path) -> None:
+    token = await sqlite_store.router_token("eu-west")
+    async with copy(sqlite_url, tmp_path) as plane:
+        stream = Reports(plane.channel(), token)
+        await stream.send(report("r-1"))
+        with pytest.raises((AssertionError, grpc.aio.AioRpcError)):
+            await stream.send(report("r-2"))
+        assert await stream.ended() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_report_streams_end_with_their_token_and_with_the_process(
