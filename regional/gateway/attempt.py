@@ -27,6 +27,7 @@ class Attempt:
         "_connecting",
         "_exchange",
         "_gateway",
+        "_ranges",
         "first_by",
         "reached_by",
         "step",
@@ -40,7 +41,14 @@ class Attempt:
         self._exchange = exchange
         self._body = body
         self.step = step
-        self._addresses = [step.target.url] if isinstance(step, SendToEndpoint) else list(step.addresses)
+        self._ranges: tuple[str, ...] = ()
+        if isinstance(step, SendToEndpoint):
+            self._addresses = [step.target.url]
+            zone = gateway.intent().zones.get(step.target.zone)
+            if zone is not None:
+                self._ranges = zone.endpoint_ranges
+        else:
+            self._addresses = list(step.addresses)
         self._connecting: asyncio.Task[None] | None = None
         self.upstream: UpstreamConnection | None = None
         self.reached_by = now + step.connect_timeout_seconds
@@ -56,7 +64,7 @@ class Attempt:
             self._exchange.attempt_failed(AttemptResult(Outcome.CONNECT_FAILED, detail="no address"))
             return
         try:
-            pool = self._gateway.upstreams.pool(self._addresses.pop(0), now)
+            pool = self._gateway.upstreams.pool(self._addresses.pop(0), now, self._ranges)
         except ValueError:
             self.unreached(Outcome.CONNECT_FAILED, "not a usable URL")
             return
@@ -123,7 +131,7 @@ class Attempt:
         """An address did not take the request: another of the same place may."""
         if outcome is Outcome.STALE_CONNECTION and isinstance(self.step, SendToEndpoint):
             # The others that were kept as long are no better (case-R10).
-            self._gateway.upstreams.pool(self.step.target.url, self._gateway.now).drop_idle()
+            self._gateway.upstreams.pool(self.step.target.url, self._gateway.now, self._ranges).drop_idle()
         if self._addresses:
             self.begin(self._gateway.monotonic())
         else:

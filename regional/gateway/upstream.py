@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from regional.gateway.dialling import places_of
 from regional.gateway.repeat import MISSES, RepeatedHead
 from regional.request.steps import Outcome
 
@@ -334,10 +335,15 @@ _HOST = re.compile(r"[A-Za-z0-9._:-]+")
 class UpstreamPool:
     """Connections to one base URL."""
 
-    __slots__ = ("_idle", "_limit", "_tls", "base_url", "host", "host_line", "open", "port", "server_name", "used_at")
+    __slots__ = ("_idle", "_limit", "_ranges", "_tls", "base_url", "host", "host_line", "open", "port", "used_at")
 
-    def __init__(self, base_url: str, limit: int, tls: Callable[[], ssl.SSLContext]) -> None:
-        """Raises ValueError for a URL that is not ``http(s)://host[:port]``."""
+    def __init__(
+        self, base_url: str, limit: int, tls: Callable[[], ssl.SSLContext], ranges: tuple[str, ...] = ()
+    ) -> None:
+        """``ranges``: networks that a name must lead into; none for no limit.
+
+        Raises ValueError for a URL that is not ``http(s)://host[:port]``.
+        """
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not _HOST.fullmatch(parts.hostname):
             raise ValueError("not an http(s) base URL")
@@ -349,6 +355,7 @@ class UpstreamPool:
         self.host_line = f"host: {literal}{suffix}\r\n".encode()
         self._tls = tls if parts.scheme == "https" else None
         self._limit = limit
+        self._ranges = ranges
         self._idle: list[UpstreamConnection] = []
         self.open: set[UpstreamConnection] = set()
         self.used_at = 0.0
@@ -365,14 +372,21 @@ class UpstreamPool:
         """A new connection. Every address of a name is tried. Raises OSError or ssl.SSLError."""
         loop = asyncio.get_running_loop()
         context = self._tls() if self._tls is not None else None
-        _, connection = await loop.create_connection(
-            lambda: UpstreamConnection(self),
-            self.host,
-            self.port,
-            ssl=context,
-            server_hostname=self.host if context is not None else None,
-        )
-        return connection
+        places = await places_of(self.host, self.port, self._ranges)
+        while True:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(self),
+                    places.pop(0),
+                    self.port,
+                    ssl=context,
+                    server_hostname=self.host if context is not None else None,
+                )
+            except OSError:
+                if not places:
+                    raise
+            else:
+                return connection
 
     def release(self, connection: UpstreamConnection, *, reusable: bool) -> None:
         """A whole answer has been read from it."""
@@ -413,26 +427,27 @@ class UpstreamPool:
 
 
 class Upstreams:
-    """All pools, by base URL."""
+    """All pools, by base URL and where its name may lead."""
 
     def __init__(self, idle_connections: int, idle_seconds: float, tls: Callable[[], ssl.SSLContext]) -> None:
         self._limit = idle_connections
         self._idle_seconds = idle_seconds
         self._tls = tls
-        self._pools: dict[str, UpstreamPool] = {}
+        self._pools: dict[tuple[str, tuple[str, ...]], UpstreamPool] = {}
 
-    def pool(self, base_url: str, now: float) -> UpstreamPool:
-        """Raises ValueError for a URL that cannot be one."""
-        pool = self._pools.get(base_url)
+    def pool(self, base_url: str, now: float, ranges: tuple[str, ...] = ()) -> UpstreamPool:
+        """``ranges``: networks that a name must lead into. Raises ValueError for a URL that cannot be one."""
+        key = base_url, ranges
+        pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[base_url] = UpstreamPool(base_url, self._limit, self._tls)
+            pool = self._pools[key] = UpstreamPool(base_url, self._limit, self._tls, ranges)
         pool.used_at = now
         return pool
 
     def expire(self, now: float) -> None:
-        forgotten = [url for url, pool in self._pools.items() if pool.expire(now, self._idle_seconds)]
-        for url in forgotten:
-            del self._pools[url]
+        forgotten = [key for key, pool in self._pools.items() if pool.expire(now, self._idle_seconds)]
+        for key in forgotten:
+            del self._pools[key]
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -14,6 +14,8 @@ class ProbeTarget:
     kind: str
     """Engine kind, for the path to ask (``fleet.endpoint.EngineKind``)."""
     api_key: str = ""
+    ranges: tuple[str, ...] = ()
+    """Networks that a name in ``url`` must lead into; none for no limit."""
 
     def __repr__(self) -> str:
         return f"ProbeTarget({self.endpoint_uid!r}, {self.url!r})"

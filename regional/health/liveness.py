@@ -253,7 +253,9 @@ class Liveness:
                 del self._watches[uid]
                 continue
             watch.asked_at = now
-            targets.append(ProbeTarget(uid, endpoint.url, endpoint.kind.value, endpoint.api_key))
+            zone = self._view.intent.zones.get(endpoint.zone)
+            ranges = zone.endpoint_ranges if zone is not None else ()
+            targets.append(ProbeTarget(uid, endpoint.url, endpoint.kind.value, endpoint.api_key, ranges))
         if not targets:
             return []
         return [ProbeEndpoints(tuple(targets), self.settings.probe_tries, self.settings.probe_timeout_seconds)]

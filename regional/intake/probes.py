@@ -9,6 +9,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from fleet.endpoint import EngineKind
+from regional.gateway.dialling import places_of
 from regional.health.actions import ProbeEndpoints, ProbeTarget
 
 MAX_AT_ONCE = 512
@@ -43,8 +44,13 @@ class Prober:
         parts = urlsplit(target.url)
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
+        places = await places_of(parts.hostname or "", port, target.ranges)
         reader, writer = await asyncio.open_connection(
-            parts.hostname, port, ssl=self._client_context() if secure else None, limit=_MAX_STATUS_LINE_BYTES
+            places[0],
+            port,
+            ssl=self._client_context() if secure else None,
+            server_hostname=parts.hostname if secure else None,
+            limit=_MAX_STATUS_LINE_BYTES,
         )
         try:
             writer.write(_request(target, parts.netloc))

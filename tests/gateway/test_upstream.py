@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.locality import Zone
 from regional.gateway.server import Gateway
 from regional.gateway.settings import GatewaySettings
 from regional.metrics import RouterMetrics
@@ -605,3 +606,21 @@ async def test_nothing_of_a_discarded_answer_reaches_the_next_request(
     await client.send(post(chat()))
     assert (await client.reply()).body == b'{"error":"own"}'
     assert first.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reached"),
+    [((), True), (("127.0.0.0/8", "::1/128"), True), (("10.2.0.0/16",), False)],
+    ids=["no-limit", "inside", "outside"],
+)
+async def test_rel_s8_a_name_may_not_lead_outside_the_zone(
+    start_gateway: StartGateway, upstream: StartUpstream, ranges: tuple[str, ...], reached: bool
+) -> None:
+    """What an agent calls its own may resolve to anything, and to something else each time."""
+    engine = await upstream()
+    zone = Zone("z-1", "here-a", "here", frozenset(), ranges)
+    run = await start_gateway(
+        to(engine.url.replace("127.0.0.1", "localhost")), intent=intent_with(zones={"here-a": zone})
+    )
+    assert (await run.ask(post(chat()))).status == (200 if reached else 502)
+    assert engine.connections == (1 if reached else 0)

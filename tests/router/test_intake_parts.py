@@ -140,8 +140,10 @@ def _no_tls() -> object:
     raise AssertionError("no probe here is over TLS")
 
 
-async def probe(url: str, *, tries: int = 2, timeout: float = 0.15, kind: str = "openai") -> bool:
-    target = ProbeTarget("e", url, kind, "key")
+async def probe(
+    url: str, *, tries: int = 2, timeout: float = 0.15, kind: str = "openai", ranges: tuple[str, ...] = ()
+) -> bool:
+    target = ProbeTarget("e", url, kind, "key", ranges)
     return await Prober(_no_tls).answered(target, ProbeEndpoints((target,), tries, timeout))  # type: ignore[arg-type]
 
 
@@ -149,6 +151,13 @@ async def test_an_engine_that_answers_is_alive() -> None:
     async with BareEngine("a").serving() as engine:
         assert await probe(engine.url)
         assert await probe(engine.url, kind="triton"), "404 on another engine's path is an answer too"
+
+
+async def test_rel_s8_a_name_that_leads_outside_the_zone_is_not_asked() -> None:
+    async with BareEngine("a").serving() as engine:
+        named = engine.url.replace("127.0.0.1", "localhost")
+        assert await probe(named, timeout=1.0, ranges=("127.0.0.0/8",))
+        assert not await probe(named, timeout=1.0, ranges=("10.2.0.0/16",))
 
 
 async def test_a_dead_port_and_a_silent_engine_are_not() -> None:
