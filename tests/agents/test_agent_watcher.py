@@ -244,10 +244,10 @@ async def test_a_model_list_that_is_none(engine: ScriptedEngine, watched: Watche
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: no real llama.cpp server")
-    from tests.agents import tiny_gguf
+    from headrace.demo.gguf_model import write_model
 
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    tiny_gguf.write(path)
+    write_model(path)
     return path
 
 
