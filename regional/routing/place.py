@@ -95,7 +95,11 @@ class Placing:
                 if len(costs):
                     cheapest = int(costs.argmin())
                     own_cost = float(costs[cheapest])
-        if not stay:
+        if stay:
+            # The peer that sent it may not know yet that it must not come here.
+            if not self._regions.permits(asked.facts, self._view.region):
+                return Nowhere(True)
+        else:
             choice = self._regions.choose(asked, model, own_cost, excluded_regions, now)
             if not choice.region:
                 return Nowhere(choice.forbidden)

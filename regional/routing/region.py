@@ -98,7 +98,7 @@ class RegionStep:
         near = self._distances(facts.origin.coordinates, now)
         peers = self._prices(model, now)
         home = near.home
-        own_in = own_cost < OUT and own not in excluded and self._permits(facts, own)
+        own_in = own_cost < OUT and own not in excluded and self.permits(facts, own)
         if own_in and home == own:
             # No region can do better than the best of each term.
             least = near.least + peers.least_wait + asked.output_tokens * peers.least_step
@@ -108,13 +108,13 @@ class RegionStep:
         if own_in:
             costs[own] = own_cost + near.rtt.get(own, 0.0)
         for name, price in peers.prices.items():
-            if name in excluded or not self._permits(facts, name):
+            if name in excluded or not self.permits(facts, name):
                 continue
             if facts.residency.allow and not self._ready_inside(asked, model, name):
                 continue
             costs[name] = near.rtt[name] + price.wait + asked.output_tokens * price.step
         if not costs:
-            return RegionChoice("", home, (), forbidden=not any(self._permits(facts, n) for n in self._known_regions()))
+            return RegionChoice("", home, (), forbidden=not any(self.permits(facts, n) for n in self._known_regions()))
         ranked = tuple(sorted(costs.items(), key=lambda item: (item[1], item[0])))
         best, least = ranked[0]
         stays = home in costs and (
@@ -125,7 +125,7 @@ class RegionStep:
     def _known_regions(self) -> tuple[str, ...]:
         return (self._view.region, *self._intent.regions)
 
-    def _permits(self, facts: RequestFacts, name: str) -> bool:
+    def permits(self, facts: RequestFacts, name: str) -> bool:
         """The tenant's regions, and residency of at least one of the region's zones as far as they are known."""
         if facts.allowed_regions != ("*",) and not matches(facts.allowed_regions, name):
             return False

@@ -622,3 +622,26 @@ def test_a_router_that_moved_takes_its_distance_with_it() -> None:
     assert peer is not None
     assert peer.rtt_seconds == pytest.approx(0.08)
     assert set(peer.ready_at) == set(peer.address_rtt) == {far}
+
+
+@pytest.mark.parametrize(
+    ("limits", "served"),
+    [
+        ({"allowed_regions": ("us-east",)}, False),
+        ({"allowed_regions": ("eu-*",)}, True),
+        ({"residency": Residency(frozenset({"US"}))}, False),
+        ({"residency": Residency(frozenset({"EU"}))}, True),
+    ],
+    ids=["other-regions", "this-region", "other-residency", "this-residency"],
+)
+def test_a_peer_that_sends_what_may_not_come_here_is_refused(limits: dict[str, object], served: bool) -> None:
+    """Its intent may be older than ours: what arrives is judged by ours."""
+    made = rig(given=intent())
+    made.report("n", [endpoint("e")])
+    made.tick(0.2)
+    step = go(made, hop_from="us-east", **limits)
+    if served:
+        assert isinstance(step, SendToEndpoint)
+    else:
+        assert isinstance(step, Reject)
+        assert step.reason is RejectReason.REGION_NOT_ALLOWED
