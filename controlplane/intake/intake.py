@@ -49,6 +49,9 @@ _EVENTS = UUID("7f0f5a0e-0b55-5e0c-9c57-2f6f3f1f0a11")
 """Namespace of event uids that must come out the same for the same thing."""
 _log = get_logger("intake")
 
+_Speaker = tuple[str, str]
+"""Region and router uid: a token is good for one region, so nobody's uid is believed beyond that."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Written:
@@ -83,8 +86,8 @@ class Intake:
         self._regions = regions
         self._declared = declared_endpoints
         self._publish = publish
-        self._told: dict[str, Told] = {}
-        self._reports: dict[str, RegionReport] = {}
+        self._told: dict[_Speaker, Told] = {}
+        self._reports: dict[_Speaker, RegionReport] = {}
         """Newest of each router that is not written yet."""
         self._nodes: dict[str, NodeNews] = {}
         """Told and not written yet, by node uid."""
@@ -107,12 +110,13 @@ class Intake:
 
     def take(self, report: RegionReport) -> RegionDirective:
         """Take in a report of this process's streams. One that is not newer changes nothing."""
-        told = self._told.setdefault(report.router_uid, Told())
+        speaker = report.region, report.router_uid
+        told = self._told.setdefault(speaker, Told())
         if report.order <= told.order:
             self.rejected += 1
             return RegionDirective(*told.order, self._interval)
         new, removed, want_full = told.take(report)
-        self._reports[report.router_uid] = report
+        self._reports[speaker] = report
         for node in removed:
             if valid_node(node):  # else it was never written
                 self._removed[node.node_uid] = node
@@ -121,9 +125,9 @@ class Intake:
             self._note(report.region, node)
         return RegionDirective(*report.order, self._interval, want_full, told.acknowledge())
 
-    def forget(self, router_uid: str) -> None:
+    def forget(self, region: str, router_uid: str) -> None:
         """The router's stream has ended; what it told is written, and its next stream tells everything anew."""
-        told = self._told.get(router_uid)
+        told = self._told.get((region, router_uid))
         if told is not None:
             told.nodes.clear()
 
@@ -274,8 +278,8 @@ class Intake:
     async def _purge(self) -> None:
         async with self._database.write() as session:
             await purge(session, self._clock.wall())
-        counted = {h.report.router_uid for held in self.live().values() for h in held}
-        self._told = {uid: told for uid, told in self._told.items() if uid in counted or told.events or told.nodes}
+        counted = {(h.report.region, h.report.router_uid) for held in self.live().values() for h in held}
+        self._told = {key: told for key, told in self._told.items() if key in counted or told.events or told.nodes}
         silent = self._clock.monotonic() - PURGE_SECONDS * 60
         self._written = {k: w for k, w in self._written.items() if w.at > silent}
 

@@ -73,7 +73,7 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
             if grant.ended.done():
                 await context.abort(*_ENDED[grant.ended.result()])
         finally:
-            self._intake.forget(router_uid)
+            self._intake.forget(grant.region, router_uid)
             self._tokens.release(grant)
 
     async def _next(self, context: _Context, ended: asyncio.Future[Ended]) -> region_pb2.RegionReport | None:

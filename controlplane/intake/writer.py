@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.intake.rows import report_body
 from controlplane.registry.inventory import KEEP_SECONDS, Item, items_of
+from controlplane.registry.reports import LIVE_SECONDS
 from controlplane.registry.status import (
     Condition,
     as_seen,
@@ -49,7 +50,11 @@ def _upsert(session: AsyncSession, table: Any) -> Any:
 
 
 async def write_reports(session: AsyncSession, reports: Iterable[RegionReport], wall: float) -> None:
-    """One row per router, only ever replaced by a newer (incarnation, sequence)."""
+    """One row per router, only ever replaced by a newer (incarnation, sequence).
+
+    A router that moved to another region may say so once its former self has fallen silent; until then another's uid is taken.
+    """
+    silent = RegionReportRow.received_at < moment(wall - LIVE_SECONDS)
     for report in reports:
         values = {
             "region": report.region,
@@ -60,9 +65,12 @@ async def write_reports(session: AsyncSession, reports: Iterable[RegionReport], 
             "received_at": moment(wall),
         }
         held = RegionReportRow
-        newer = or_(
-            held.incarnation < report.incarnation,
-            and_(held.incarnation == report.incarnation, held.sequence < report.sequence),
+        newer = and_(
+            or_(
+                held.incarnation < report.incarnation,
+                and_(held.incarnation == report.incarnation, held.sequence < report.sequence),
+            ),
+            or_(held.region == report.region, silent),
         )
         statement = _upsert(session, held).values(router_uid=report.router_uid, **values)
         await session.execute(statement.on_conflict_do_update(index_elements=["router_uid"], set_=values, where=newer))

@@ -126,6 +126,22 @@ async def test_one_row_per_router_and_only_the_newer_counts(desk: Desk) -> None:
     assert (row.incarnation, row.sequence) == (2, 1)
 
 
+async def test_a_router_of_another_region_cannot_speak_in_its_name(desk: Desk) -> None:
+    desk.intake.take(report("r-1"))
+    await desk.step()
+    desk.intake.take(report("r-1", incarnation=9, region="us-east"))
+    desk.intake.take(report("r-1", sequence=2))
+    await desk.step()
+    [row] = await desk.rows(RegionReportRow)
+    assert (row.region, row.incarnation, row.sequence) == ("eu-west", 1, 2)
+    desk.clock.advance(LIVE_SECONDS + 1)  # moved for good
+    desk.intake.take(report("r-1", incarnation=9, sequence=2, region="us-east"))
+    await desk.step()
+    [row] = await desk.rows(RegionReportRow)
+    assert row.region == "us-east"
+    assert list(desk.intake.live()) == ["us-east"]
+
+
 async def test_a_silent_router_counts_for_nothing_after_five_seconds(desk: Desk) -> None:
     desk.intake.take(report(rows=(CapacityRow("z", "m", 1, 1),)))
     await desk.step()
@@ -287,7 +303,7 @@ async def test_the_whole_inventory_is_asked_for_when_the_digest_does_not_match(d
     assert not desk.intake.take(removed).want_full_inventory
     await desk.step()
     assert {i.uid for i in await desk.rows(InventoryItem) if i.kind == "node"} == {"n-1", "n-2"}
-    desk.intake.forget("r-1")  # its stream ended: what it told does not carry over
+    desk.intake.forget("eu-west", "r-1")  # its stream ended: what it told does not carry over
     assert desk.intake.take(
         report(sequence=6, inventory_full=False, inventory_digest=inventory_digest([first, second]))
     ).want_full_inventory
