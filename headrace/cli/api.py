@@ -101,17 +101,6 @@ class Api:
             if token is None:
                 return
 
-    def events(self, path: str, **params: Any) -> Iterator[tuple[str, Any]]:
-        """Server-sent events as (type, data) until the server ends the stream."""
-        wanted = {name: _parameter(value) for name, value in params.items() if value is not None}
-        try:
-            with self._client.stream("GET", path, params=wanted, timeout=httpx2.Timeout(30.0, read=None)) as answer:
-                if answer.status_code >= 400:
-                    raise refusal(answer.status_code, answer.read(), self._server)
-                yield from _sse(answer.iter_lines())
-        except httpx2.RequestError as error:
-            raise CliError(self._unreachable(error)) from None
-
     def _unreachable(self, error: Exception) -> str:
         reason = str(error) or type(error).__name__
         return f"cannot reach the control plane at {self._server}: {reason}; set --server or HEADRACE_SERVER"
@@ -151,20 +140,3 @@ def segment(name: str) -> str:
 
 def _parameter(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _sse(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
-    kind = "message"
-    data: list[str] = []
-    for line in lines:
-        if not line:
-            if data:
-                try:
-                    yield kind, json.loads("\n".join(data))
-                except ValueError:
-                    raise CliError("the control plane sent an event that is not JSON") from None
-            kind, data = "message", []
-        elif line.startswith("event:"):
-            kind = line[6:].strip()
-        elif line.startswith("data:"):
-            data.append(line[5:].lstrip(" "))

@@ -136,6 +136,10 @@ async def _router(settings: Any, report: Report) -> None:
                 report.wrong("fleet file", line)
     for address in settings.controlplane:
         await report.tried(f"control plane {address}", partial(_reach, address), "check CONTROLPLANE and the network")
+        if settings.router_token and settings.region:
+            await report.tried(
+                f"token at {address}", partial(_token, address, settings), "make one with `headrace token create`"
+            )
     if settings.controlplane and not settings.router_token:
         report.wrong("ROUTER_TOKEN", "not set; `headrace token create NAME --role router --region REGION` makes one")
     if settings.controlplane and not settings.region:
@@ -162,6 +166,8 @@ async def _agent(settings: Any, report: Report) -> None:
         await report.tried(f"router {address}", partial(_reach, address), "check ROUTERS and the network")
     if not settings.routers:
         report.wrong("ROUTERS", "not set; an agent needs the gRPC address of a router of its region")
+    if not settings.join_token:
+        report.note("JOIN_TOKEN", "not set; the node must have joined before, with the same state directory")
     if not settings.zone:
         report.wrong("ZONE", "not set; an agent must say which zone its node is in")
     _state_directory(settings.state_dir, report)
@@ -178,6 +184,30 @@ async def _reach(address: str) -> str:
     await writer.wait_closed()
     del reader
     return f"reachable ({', '.join(addresses)})"
+
+
+async def _token(address: str, settings: Any) -> str:
+    """Ask for the snapshot as the router would, and hang up when it begins to come."""
+    import grpc
+
+    from fleet.process.grpc_server import make_channel
+    from fleet.process.settings import TlsSettings
+    from fleet.process.tls import TlsFiles
+    from fleet.wire.headrace.v1 import snapshot_pb2, snapshot_pb2_grpc
+
+    request = snapshot_pb2.WatchRequest(router_uid="check", region=settings.region)
+    async with make_channel(address, tls=TlsFiles(TlsSettings.of(settings))) as channel:
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Watch(request, metadata=(("authorization", f"Bearer {settings.router_token}"),))
+        try:
+            await call.read()
+            code, detail = (await call.code(), await call.details()) if call.done() else (grpc.StatusCode.OK, "")
+        except grpc.aio.AioRpcError as error:
+            code, detail = error.code(), error.details()
+        call.cancel()
+    if code is not grpc.StatusCode.OK:
+        raise CliError(f"refused: {detail or code.name}")
+    return f"good for region {settings.region}"
 
 
 async def _redis(url: str) -> str:

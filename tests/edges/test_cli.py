@@ -56,7 +56,7 @@ spec: {tenant: acme, secret: "${ACME_KEY}"}
 @dataclass
 class ControlPlane:
     url: str
-    state: Path
+    grpc_port: int
     process: Process
 
 
@@ -67,9 +67,10 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         ["controlplane", "--port", "0", "--grpc-port", "0", "--state-dir", str(state)],
         {"HEADRACE_BOOTSTRAP_ADMIN_TOKEN": BOOTSTRAP, "HEADRACE_GEOIP_DB": str(_SHIPPED)},
     )
+    grpc_port = process.port("grpc")  # told first
     url = f"http://127.0.0.1:{process.port('http')}"
     wait_ready(url, process)
-    yield ControlPlane(url, state, process)
+    yield ControlPlane(url, grpc_port, process)
     assert process.stop() == 0, process.log()
     assert "Traceback" not in "\n".join(process.lines)
 
@@ -490,6 +491,20 @@ def test_check_says_a_line_for_each_thing(bare: Shell, control_plane: ControlPla
     status, out, _ = bare("check", "agent", "--config", "h.toml")
     assert "ok      devices: 2 devices" in out
     assert "FAILED  router 127.0.0.1:1" in out
+
+
+def test_check_tries_a_router_token(shell: Shell, control_plane: ControlPlane) -> None:
+    shell.ok("apply", "-f", "fleet.yaml")
+    token = shell.ok("token", "create", "checked", "--role", "router", "--region", "eu-west").strip()
+    shell.monkeypatch.setenv("HEADRACE_CONTROLPLANE", f"127.0.0.1:{control_plane.grpc_port}")
+    shell.monkeypatch.setenv("HEADRACE_REGION", "eu-west")
+    for given, expected in ((token, "ok      token at"), ("wrong-canary-token", "FAILED  token at")):
+        shell.monkeypatch.setenv("HEADRACE_ROUTER_TOKEN", given)
+        out = shell("check", "router")[1]
+        assert expected in out, out
+        assert given not in out
+    shell.monkeypatch.setenv("HEADRACE_TOKEN", BOOTSTRAP)
+    shell.ok("token", "revoke", "checked")
 
 
 # The command itself
