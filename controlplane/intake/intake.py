@@ -91,7 +91,7 @@ class Intake:
         """Newest of each router that is not written yet."""
         self._nodes: dict[str, NodeNews] = {}
         """Told and not written yet, by node uid."""
-        self._removed: dict[str, InventoryNode] = {}
+        self._removed: dict[str, NodeNews] = {}
         self._events: dict[str, FleetEvent] = {}
         """Our own, not written yet."""
         self._written: dict[str, _Written] = {}
@@ -119,7 +119,7 @@ class Intake:
         self._reports[speaker] = report
         for node in removed:
             if valid_node(node):  # else it was never written
-                self._removed[node.node_uid] = node
+                self._removed[node.node_uid] = NodeNews(report.region, node)
                 self._nodes.pop(node.node_uid, None)
         for node in new:
             self._note(report.region, node)

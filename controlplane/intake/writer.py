@@ -124,24 +124,37 @@ async def write_nodes(
     uids = {uid for _, items in wanted.values() for _, uid in items}
     await _one_at_a_time(session)
     row = InventoryItem
-    columns = (row.kind, row.uid, row.node_uid, row.incarnation, row.sequence, row.first_seen_at, row.last_seen_at)
+    columns = (
+        row.kind,
+        row.uid,
+        row.node_uid,
+        row.region,
+        row.incarnation,
+        row.sequence,
+        row.first_seen_at,
+        row.last_seen_at,
+    )
     known = or_(row.node_uid.in_(sorted(wanted)), row.uid.in_(sorted(uids)))
     held = {(r.kind, r.uid): r for r in await session.execute(select(*columns).where(known))}
+    recently = now - timedelta(seconds=CONFLICT_SECONDS)
     orders: dict[str, tuple[int, int]] = {}
+    elsewhere: set[str] = set()
     for one in held.values():
+        if one.node_uid in wanted and one.region != wanted[one.node_uid][0].region and one.last_seen_at > recently:
+            elsewhere.add(one.node_uid)  # its own region tells of it: no other may
         orders[one.node_uid] = max(orders.get(one.node_uid, (0, -1)), (one.incarnation, one.sequence))
 
     conflicts: list[Conflict] = []
     fresh: dict[_Key, tuple[NodeNews, Item]] = {}
     replaced: set[str] = set()
     for node_uid, (told, items) in wanted.items():
-        if (told.node.incarnation, told.node.sequence) < orders.get(node_uid, (0, -1)):
+        if node_uid in elsewhere or (told.node.incarnation, told.node.sequence) < orders.get(node_uid, (0, -1)):
             continue
         replaced.add(node_uid)
         for key, item in items.items():
             other = held.get(key)
             foreign = other is not None and other.node_uid != node_uid and other.node_uid not in replaced
-            if other is not None and foreign and now - other.last_seen_at < timedelta(seconds=CONFLICT_SECONDS):
+            if other is not None and foreign and other.last_seen_at > recently:
                 conflicts.append(Conflict(item.uid, told.node.node_name, other.node_uid))
                 continue
             fresh[key] = (told, item)
@@ -200,13 +213,15 @@ async def _one_at_a_time(session: AsyncSession) -> None:
         await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _INVENTORY_LOCK})
 
 
-async def remove_nodes(session: AsyncSession, told: Iterable[InventoryNode]) -> None:
-    """Forget nodes that a router took back, unless another has told of a newer state since."""
+async def remove_nodes(session: AsyncSession, told: Iterable[NodeNews]) -> None:
+    """Forget nodes that a router of their region took back, unless another has told of a newer state since."""
     await _one_at_a_time(session)
     row = InventoryItem
-    for node in told:
+    for news in told:
+        node = news.node
         known = and_(
             row.node_uid == node.node_uid,
+            row.region == news.region,
             or_(
                 row.incarnation < node.incarnation,
                 and_(row.incarnation == node.incarnation, row.sequence <= node.sequence),

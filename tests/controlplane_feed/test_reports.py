@@ -338,6 +338,23 @@ async def test_case_g11_a_device_of_two_nodes_is_counted_once(desk: Desk) -> Non
     assert gpus == {"n-old-g0": "n-new", "n-old-g1": "n-new"}
 
 
+async def test_a_region_tells_of_its_own_nodes_only(desk: Desk) -> None:
+    desk.intake.take(report("r-1", nodes=[node("n-1")]))
+    await desk.step()
+    desk.intake.take(report("r-2", region="us-east", nodes=[node("n-1", incarnation=9)]))
+    await desk.step()
+    gone = report("r-2", 2, region="us-east", inventory_full=False, inventory_removed=("n-1",))
+    desk.intake.take(gone)
+    await desk.step()
+    [row] = [i for i in await desk.rows(InventoryItem) if i.kind == "node"]
+    assert (row.region, row.incarnation) == ("eu-west", 1)
+    desk.clock.advance(61)  # it has fallen silent there
+    desk.intake.take(report("r-2", 3, region="us-east", nodes=[node("n-1", incarnation=9, sequence=2)]))
+    await desk.step()
+    [row] = [i for i in await desk.rows(InventoryItem) if i.kind == "node"]
+    assert row.region == "us-east"
+
+
 async def test_what_no_table_can_hold_does_not_hold_up_the_rest(desk: Desk) -> None:
     nodes = [node("n-1"), node(""), node("x" * 65), node("nul\x00"), node("odd", state="sideways")]
     event = FleetEvent("e\x00", "R\x00", "m\x00" * 5000, "k\x00", "n" * 999, "r\x00", "\x00", 1e11)
