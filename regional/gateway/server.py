@@ -206,8 +206,10 @@ class Gateway:
     # What exchanges ask for
 
     def credentials(self, target: EndpointTarget) -> bytes:
-        """The header line with an endpoint's own key. The tenant's never leaves this router (rel-S9)."""
-        return b"authorization: Bearer %b\r\n" % target.api_key.encode() if target.api_key else b""
+        """The header line with an endpoint's own key. The tenant's never leaves this router (rel-S9). A key that could end the
+        line, which an agent may report, is no key."""
+        key = target.api_key
+        return b"authorization: Bearer %b\r\n" % key.encode() if key.isprintable() and key else b""
 
     def answer_lines(
         self, request: ClientRequest, step: SendToEndpoint | SendToRegion, headers: list[tuple[bytes, bytes]]

@@ -624,3 +624,11 @@ async def test_rel_s8_a_name_may_not_lead_outside_the_zone(
     )
     assert (await run.ask(post(chat()))).status == (200 if reached else 502)
     assert engine.connections == (1 if reached else 0)
+
+
+async def test_a_key_of_an_engine_cannot_add_headers(start_gateway: StartGateway, upstream: StartUpstream) -> None:
+    engine = await upstream()
+    run = await start_gateway(to(engine, key="a\r\nx-admin: yes\r\n\r\nGET /other HTTP/1.1"))
+    assert (await run.ask(post(chat()))).status == 200
+    (request,) = engine.requests
+    assert request.header(b"x-admin") == request.header(b"authorization") == []
