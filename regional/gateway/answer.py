@@ -10,7 +10,7 @@ from regional.gateway.errors import REASON_PHRASES, error_json
 from regional.gateway.headers import ANSWER_DROPPED, connection_names, number
 from regional.gateway.hop import ATTEMPTS_HEADER, REFUSAL_HEADER
 from regional.gateway.openai import NO_USAGE, read_answer, rename_model
-from regional.gateway.request import ClientRequest
+from regional.gateway.request import ClientRequest, connection_line
 from regional.gateway.sse import EventStream
 from regional.gateway.upstream import AnswerHead
 from regional.request.steps import AttemptResult, Outcome, RejectReason
@@ -186,15 +186,6 @@ class Answer:
         events = self._events
         return events is not None and self.begun and self._chunked and events.aligned and not self._rename
 
-    def holds(self, size: int) -> bool:
-        """True when a body of this size is held until it is whole."""
-        return self._events is None and size <= self._hold
-
-    def take(self, body: bytes) -> None:
-        """The whole body at once, of a size that is held: :meth:`finish` is next."""
-        self.seen = True
-        self._buffer.append(body)
-
     def passed(self, chunk: bytes) -> None:
         """A whole chunk went to the client as it came."""
         if self._events is not None:
@@ -294,12 +285,15 @@ class Answer:
             passed = _passed_on(head, skip)
             if not skip:
                 head.lines = passed
-        ending = b"\r\n"
-        if not self.keep:
-            ending = b"connection: close\r\n\r\n"
-        elif self._request.http10:
-            ending = b"connection: keep-alive\r\n\r\n"
-        return b"".join((passed, own, self._lines, ending))
+        return b"".join((passed, own, self._lines, connection_line(self._request, keep=self.keep), b"\r\n"))
+
+
+def whole_answer(request: ClientRequest, head: AnswerHead, lines: bytes, body: bytes, *, keep: bool) -> bytes:
+    """A whole plain answer: the head as :class:`Answer` would write it, and the body."""
+    if head.lines is None:
+        head.lines = _passed_on(head, _NONE)
+    ending = b"\r\n" if keep and not request.http10 else connection_line(request, keep=keep) + b"\r\n"
+    return b"%bcontent-length: %d\r\n%b%b%b" % (head.lines, len(body), lines, ending, body)
 
 
 def _passed_on(head: AnswerHead, skip: frozenset[bytes]) -> bytes:

@@ -14,7 +14,7 @@ from regional.gateway.errors import REASON_PHRASES, Refusal
 from regional.gateway.exchange import Exchange
 from regional.gateway.headers import REQUEST_ACTIONS
 from regional.gateway.repeat import MISSES, RepeatedHead
-from regional.gateway.request import ClientRequest, Kind
+from regional.gateway.request import ClientRequest, Kind, connection_line
 
 if TYPE_CHECKING:
     from regional.gateway.server import Gateway
@@ -403,10 +403,3 @@ class ClientConnection(asyncio.Protocol):
             not request.head_done or request.size < settings.body_floor * elapsed
         ):
             self._malformed(errors.TOO_SLOW)
-
-
-def connection_line(request: ClientRequest, *, keep: bool) -> bytes:
-    """The Connection header an answer needs; none when the protocol's default says it."""
-    if not keep:
-        return b"connection: close\r\n"
-    return b"connection: keep-alive\r\n" if request.http10 else b""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from fleet.request import RequestFacts, Usage
 from regional.gateway import errors
-from regional.gateway.answer import Answer, Failure, judge_head
+from regional.gateway.answer import WHOLE_BYTES, Answer, Failure, judge_head, whole_answer
 from regional.gateway.attempt import UNREACHED, Attempt
-from regional.gateway.openai import NO_USAGE, BadBody, RequestBody, read_body
+from regional.gateway.openai import NO_USAGE, BadBody, RequestBody, read_answer, read_body, rename_model
 from regional.gateway.request import ClientRequest
 from regional.gateway.upstream import UpstreamConnection
 from regional.request.interfaces import RequestLife
@@ -216,18 +216,52 @@ class Exchange:
             self.fault(error)
 
     def on_whole(self, connection: UpstreamConnection, body: bytes) -> None:
+        attempt, life, asked, head = self._attempt, self._life, self._body, connection.head
+        if attempt is None or life is None or asked is None:
+            return
+        step = attempt.step
+        if head.whole_json and isinstance(step, SendToEndpoint) and len(body) <= WHOLE_BYTES:
+            usage = read_answer(body)
+            if usage is not None:
+                self._pass_whole(connection, body, usage, step, asked, life)
+                return
         self.on_head(connection)
         answer = self._answer
         if answer is None or connection.owner is not self:
             return
-        if answer.holds(len(body)):
-            answer.take(body)
-        else:
-            self.on_data(body)
-            if connection.owner is not self:
-                return
-        connection.finished()
-        self.on_complete()
+        self.on_data(body)
+        if connection.owner is self:
+            connection.finished()
+            self.on_complete()
+
+    def _pass_whole(
+        self,
+        connection: UpstreamConnection,
+        body: bytes,
+        usage: Usage,
+        step: SendToEndpoint,
+        asked: RequestBody,
+        life: RequestLife,
+    ) -> None:
+        """The usual plain answer, in one go: what ``on_head``, ``on_data`` and ``on_complete`` would do."""
+        gateway, head, request = self._gateway, connection.head, self.request
+        keep = request.keep_alive and not gateway.closing
+        try:
+            now = gateway.monotonic()
+            life.on_headers(head.status, now)
+            life.on_first_byte(now)
+            if step.target.served_as != asked.model:
+                body = rename_model(body, asked.model)
+            lines = gateway.answer_lines(request, step, head.headers)
+            connection.finished()
+            if self._attempt is not None:
+                self._attempt.upstream = None
+            self._client.transport.write(whole_answer(request, head, lines, body, keep=keep))
+            self._end(Outcome.OK, usage)
+        except Exception as error:  # noqa: BLE001  # as in start
+            self.fault(error)
+            return
+        self._client.done(keep=keep)
 
     def on_data(self, data: bytes) -> None:
         answer = self._answer

@@ -251,10 +251,9 @@ class Reception:
 
     def _route_headers(self, request: ClientRequest) -> Mapping[str, str]:
         """The headers that some route matches on, of this request."""
-        intent = self._intent()
-        if intent is not self._routes_of:
-            self._routes_of = intent
-            self._routed = frozenset(n.lower().encode() for route in intent.routes for n in route.headers)
+        if self._intent() is not self._routes_of:
+            self._routes_of = self._intent()
+            self._routed = frozenset(n.lower().encode() for r in self._routes_of.routes for n in r.headers)
         if not self._routed:
             return _NO_HEADERS
         found = {name: value for name, value in request.known.items() if name in self._routed}

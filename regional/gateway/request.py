@@ -117,3 +117,10 @@ class ClientRequest:
     def shown_id(self) -> str:
         """What the client is told as ``x-request-id``: its own label, or our id."""
         return self.label or self.uid
+
+
+def connection_line(request: ClientRequest, *, keep: bool) -> bytes:
+    """The Connection header an answer needs; none when the protocol's default says it."""
+    if not keep:
+        return b"connection: close\r\n"
+    return b"connection: keep-alive\r\n" if request.http10 else b""
