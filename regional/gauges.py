@@ -20,7 +20,8 @@ INTERVAL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Sources of the gauges. ``siblings`` counts other routers of the region that were heard lately."""
+    """Sources of the gauges. ``siblings`` counts other routers of the region that were heard lately; ``late`` says how many
+    seconds late this router's own ticks are now."""
 
     metrics: RouterMetrics
     view: FleetView
@@ -29,6 +30,7 @@ class Gauges:
     peers: Peers
     events: EventOutbox
     siblings: Callable[[], int]
+    late: Callable[[float], float]
     tls: TlsFiles
     clock: Clock
 
@@ -52,6 +54,7 @@ class Gauges:
         metrics.controlplane_connected.set(self.freshness.connected)
         metrics.set_peer_rtts(dict(self.peers.rtts(now)))
         metrics.siblings.set(self.siblings())
+        metrics.late_seconds.set(self.late(now))
         metrics.events_dropped.set(self.events.dropped)
         expiry = self.tls.expiry()
         if expiry is not None:

@@ -361,6 +361,7 @@ class _Router:
             self.peers,
             self.events,
             lambda: len(self.siblings.routers()),
+            self.core.lateness.seconds,
             self.tls,
             self.clock,
         )

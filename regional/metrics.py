@@ -145,6 +145,11 @@ class RouterMetrics:
         self.siblings = Gauge(
             "headrace_sibling_routers", "Other routers of the region heard lately.", registry=registry
         )
+        self.late_seconds = Gauge(
+            "headrace_router_late_seconds",
+            "How late this router's own ticks have been lately; zero while it keeps time.",
+            registry=registry,
+        )
         self._peer_rtt = Gauge(
             "headrace_peer_rtt_seconds", "Round trip to each peer region that answers.", ("region",), registry=registry
         )

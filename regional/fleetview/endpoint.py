@@ -202,7 +202,8 @@ class Endpoint:
         self.seen_at = now
         self.answered_at = -1e18
         self.last_ok_at = -1e18
-        self.progress_at = now
+        self.progress_at = -1e18
+        """When a first byte, a byte of a stream or a moved counter was last seen."""
         self.counters_move = False
         """Its token counters were seen to grow while requests ran, so that standing still means something."""
         self.pace_prefill = 1.0

@@ -70,12 +70,23 @@ class PeerRegions:
     def __init__(self, settings: ViewSettings) -> None:
         self._settings = settings
         self._regions: dict[str, PeerRegion] = {}
+        self.patience = 0.0
+        """Seconds that a silent region is given on top, because this router itself is late."""
 
     def __iter__(self) -> Iterable[str]:
         return iter(self._regions)
 
     def get(self, name: str) -> PeerRegion | None:
         return self._regions.get(name)
+
+    def up(self, name: str, now: float) -> bool:
+        """Whether one of its routers that takes requests answered a probe lately."""
+        seen = self._regions.get(name)
+        return seen is not None and seen.up(now, self._down_after)
+
+    @property
+    def _down_after(self) -> float:
+        return self._settings.peer_down_after_seconds + self.patience
 
     def keep(self, names: Iterable[str]) -> None:
         """Only these exist; others are forgotten."""
@@ -104,7 +115,7 @@ class PeerRegions:
             if len(seen.failing) > 4 * MAX_ADDRESSES:
                 seen.failing.pop(next(iter(seen.failing)))
             return
-        if not seen.up(now, self._settings.peer_down_after_seconds):
+        if not seen.up(now, self._down_after):
             seen.version += 1
         seen.last_ok_at = now
         seen.failing.pop(probe.address, None)
@@ -124,7 +135,7 @@ class PeerRegions:
         seen = self._regions.get(region)
         if seen is None:
             return (public_url,) if public_url else ()
-        fresh = self._settings.peer_down_after_seconds
+        fresh = self._down_after
         live = sorted(
             (a for a, at in seen.ready_at.items() if now - at <= fresh),
             key=lambda a: (seen.address_rtt.get(a, 1e9), a),
@@ -137,7 +148,7 @@ class PeerRegions:
         """Regions that went down just now; hops there without a first byte have been revoked."""
         down: list[str] = []
         for name, seen in self._regions.items():
-            if seen.last_ok_at is not None and not seen.up(now, self._settings.peer_down_after_seconds):
+            if seen.last_ok_at is not None and not seen.up(now, self._down_after):
                 seen.last_ok_at = None
                 seen.ready_at.clear()
                 seen.version += 1

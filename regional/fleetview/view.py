@@ -132,8 +132,12 @@ class FleetView:
         if region != self.region:
             self.peers.probed(region, probe, now)
 
-    def tick(self, now: float) -> None:
-        """Age what is held: siblings' words, long silent agents, slow starts. Call ten to twenty times a second."""
+    def tick(self, now: float, patience: float = 0.0) -> None:
+        """Age what is held: siblings' words, long silent agents, slow starts. Call ten to twenty times a second.
+
+        ``patience``: seconds that peer regions are given on top, because this router itself is late.
+        """
+        self.peers.patience = patience
         self._refresh_others(self._siblings.lapse(now), now)
         self.peers.tick(now)
         if now - self._forgot_at > FORGET_INTERVAL_SECONDS:

@@ -19,8 +19,6 @@ def take(
     context = input_tokens + 0.5 * output_tokens
     endpoint.own_context += context
     ticket = Ticket(seat, input_tokens, context, now, revoke)
-    if not endpoint.pending:
-        endpoint.progress_at = max(endpoint.progress_at, now)
     endpoint.pending[ticket] = None
     if endpoint.breaker.state is BreakerState.HALF_OPEN:
         endpoint.breaker.trials += 1

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ProbeOutcome(StrEnum):
+    """What came of asking one endpoint, all tries together."""
+
+    ANSWERED = "answered"
+    """HTTP with a status below 500, in time."""
+    REFUSED = "refused"
+    """None of the tries was answered, and one was turned down: refused, reset, a 5xx, not HTTP. However late we are, it is so."""
+    SILENT = "silent"
+    """Nothing came in time."""
+    UNASKED = "unasked"
+    """It could not be asked, for a reason of our own, such as too few file descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +39,6 @@ class ProbeTarget:
 class ProbeEndpoints:
     """Ask each of these directly, side by side: up to ``tries`` tries of ``timeout_seconds`` each, the first answer counts.
 
-    An HTTP answer of any status below 500 is alive; a refused or reset connection, a time-out or a 5xx of all tries is not.
     Report each outcome once with ``on_probe``; until then the endpoint is not asked for again.
     """
 

@@ -9,6 +9,8 @@ A node's states, as seen by one router:
 
 A node that said it restarts its agent goes to DEGRADED without suspicion. A closed report stream, a failed connection and a
 hang are no verdicts, but reasons to ask the engines at once; an endpoint that does not answer and makes no progress is dead.
+
+All of it allows for our own lateness (``lateness.py``): a probe that ran out of time while this router stood still is asked again.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from regional.health.actions import (
     DeclareDegraded,
     DeclareSuspect,
     ProbeEndpoints,
+    ProbeOutcome,
     ProbeTarget,
 )
 from regional.health.judge import Judge
+from regional.health.lateness import Lateness
 from regional.health.settings import HealthSettings
 
 _SILENT_STATES = (NodeState.SUSPECT, NodeState.DEGRADED, NodeState.DEAD)
@@ -45,6 +49,8 @@ class _Watch:
     endpoint: Endpoint
     next_at: float
     asked_at: float | None = None
+    allowed: float = 0.0
+    """Lateness of ours that the present probe allows for, in seconds."""
     judged_at: float = -1e18
     """When the last outcome came in."""
     misses: int = 0
@@ -53,8 +59,15 @@ class _Watch:
 class Liveness:
     """Leases of nodes and direct probes of endpoints. Every method returns what is to be done and told now."""
 
-    def __init__(self, view: FleetView, settings: HealthSettings | None = None, judge: Judge | None = None) -> None:
+    def __init__(
+        self,
+        view: FleetView,
+        settings: HealthSettings | None = None,
+        judge: Judge | None = None,
+        lateness: Lateness | None = None,
+    ) -> None:
         self.settings = settings or HealthSettings()
+        self._lateness = lateness or Lateness(self.settings)
         self._view = view
         self._judge = judge or Judge(view, self.settings)
         self._watches: dict[str, _Watch] = {}
@@ -98,7 +111,7 @@ class Liveness:
         elif watch.asked_at is None:
             watch.next_at = min(watch.next_at, now)
 
-    def on_probe(self, endpoint_uid: str, answered: bool, now: float) -> tuple[Action, ...]:
+    def on_probe(self, endpoint_uid: str, outcome: ProbeOutcome, now: float) -> tuple[Action, ...]:
         """The outcome of one probed endpoint, all tries together."""
         endpoint = self._view.endpoints.get(endpoint_uid)
         watch = self._watches.get(endpoint_uid)
@@ -109,22 +122,48 @@ class Liveness:
         if watch is not None:
             asked_at = now if watch.asked_at is None else watch.asked_at
             watch.asked_at = None
+            if not self._evidence(endpoint, watch, outcome, now):
+                watch.next_at = now + self.settings.down_probe_interval_seconds
+                return ()
+            answered = outcome is ProbeOutcome.ANSWERED
             watch.judged_at = now
             watch.misses = 0 if answered else watch.misses + 1
             watch.next_at = now + self._interval(watch, answered)
         actions: list[Action] = []
-        if answered:
+        if outcome is ProbeOutcome.ANSWERED:
             self._answered(endpoint, now, actions)
-        elif max(endpoint.progress_at, endpoint.last_ok_at) <= asked_at:
+        elif not self._progressed(endpoint, outcome, asked_at, now):
             self._unanswered(endpoint, now, actions)
         self._judge_node(endpoint.node, now, actions)
         return tuple(actions)
 
+    def _evidence(self, endpoint: Endpoint, watch: _Watch, outcome: ProbeOutcome, now: float) -> bool:
+        """Whether the outcome says anything about the endpoint, and not about us."""
+        match outcome:
+            case ProbeOutcome.ANSWERED | ProbeOutcome.REFUSED:
+                return True
+            case ProbeOutcome.UNASKED:
+                return False
+        if self._lateness.seconds(now) > watch.allowed + self.settings.late_grain_seconds:
+            return False  # later than the probe allowed for: the answer may have been there
+        # Of a node that reports as ever, only a hang is in question.
+        node = endpoint.node
+        well = node.reported and node.state not in _SILENT_STATES and not node.stream_closed and not endpoint.silent
+        return not (well and self._lateness.strained(now))
+
+    def _progressed(self, endpoint: Endpoint, outcome: ProbeOutcome, asked_at: float, now: float) -> bool:
+        """Whether it has shown life while it was asked, or, when it is only silent, shortly before. Busy is not dead."""
+        shown_at = max(endpoint.progress_at, endpoint.last_ok_at)
+        if outcome is ProbeOutcome.SILENT:
+            return now - shown_at < self.settings.quiet_seconds + self._lateness.patience(now)
+        return shown_at > asked_at
+
     def tick(self, now: float) -> tuple[Action, ...]:
         """Lapsed leases, endpoints due for a probe, ejections that end. Ten to twenty times a second."""
         actions: list[Action] = []
+        reckoned = now - self._lateness.patience(now)
         for node in self._view.nodes.values():
-            if node.lease is not None and node.state not in _SILENT_STATES and node.lease.lapsed(now):
+            if node.lease is not None and node.state not in _SILENT_STATES and node.lease.lapsed(reckoned):
                 actions.extend(self._lapse(node, now))
         if now - self._unseen_looked_at > UNSEEN_SECONDS:
             self._unseen_looked_at = now
@@ -242,6 +281,7 @@ class Liveness:
 
     def _due(self, now: float) -> list[Action]:
         targets: list[ProbeTarget] = []
+        allowed, patience = self._lateness.seconds(now), self._lateness.probe_patience(now)
         for uid, watch in list(self._watches.items()):
             endpoint = watch.endpoint
             if watch.asked_at is not None:
@@ -253,28 +293,31 @@ class Liveness:
                 del self._watches[uid]
                 continue
             watch.asked_at = now
+            watch.allowed = allowed
             zone = self._view.intent.zones.get(endpoint.zone)
             ranges = zone.endpoint_ranges if zone is not None else ()
             targets.append(ProbeTarget(uid, endpoint.url, endpoint.kind.value, endpoint.api_key, ranges))
         if not targets:
             return []
-        return [ProbeEndpoints(tuple(targets), self.settings.probe_tries, self.settings.probe_timeout_seconds)]
+        timeout = self.settings.probe_timeout_seconds + patience
+        return [ProbeEndpoints(tuple(targets), self.settings.probe_tries, timeout)]
 
     # An endpoint makes no progress
 
     def _watch_progress(self, now: float, actions: list[Action]) -> None:
         """Engine hang: work in flight, no progress, probe unanswered. Busy is not dead: progress of any kind counts."""
         s = self.settings
+        patience, strained = self._lateness.patience(now), self._lateness.strained(now)
         for endpoint in list(self._view.active.values()):
             if not endpoint.pending or endpoint.dead:
                 continue
             oldest = next(iter(endpoint.pending))
-            still = now - max(endpoint.progress_at, oldest.sent_at)
+            still = now - max(endpoint.progress_at, oldest.sent_at) - patience
             if still <= s.hang_after_seconds + s.hang_patience * oldest.expected_seconds:
                 continue
             self.ask(endpoint, now)
             frozen = still > s.hang_eject_seconds + s.hang_patience * oldest.expected_seconds
-            if frozen and self._stands(endpoint, now) and self._judge.on_hang(endpoint, now):
+            if frozen and not strained and self._stands(endpoint, now) and self._judge.on_hang(endpoint, now):
                 self._view.lose((endpoint,), "endpoint")
 
     def _stands(self, endpoint: Endpoint, now: float) -> bool:

@@ -45,3 +45,15 @@ class HealthSettings:
     """Engine counters older than this prove nothing."""
     hang_eject_seconds: float = 5.0
     """No progress for this long although probes are answered ejects (case-E01)."""
+    quiet_seconds: float = 1.0
+    """An engine that made progress this lately is busy when it does not answer a probe; a refusal is one all the same."""
+    late_grain_seconds: float = 0.025
+    """Ticks of ours that come later than this count as late: half a tick."""
+    late_half_life_seconds: float = 1.0
+    strained_seconds: float = 0.25
+    """A router this late finds no hangs, and its time-outs say nothing about places."""
+    patience_max_seconds: float = 2.0
+    """Most that leases and the hang window are widened by our own lateness."""
+    probe_turns: float = 3.0
+    """Turns of our loop in one try of a probe, each of which may be late: connect, send, read."""
+    probe_patience_max_seconds: float = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import ssl
 from collections.abc import Callable
@@ -10,13 +11,15 @@ from urllib.parse import urlsplit
 
 from fleet.endpoint import EngineKind
 from regional.gateway.dialling import places_of
-from regional.health.actions import ProbeEndpoints, ProbeTarget
+from regional.health.actions import ProbeEndpoints, ProbeOutcome, ProbeTarget
 
 MAX_AT_ONCE = 512
 """Probes under way at once, so that a zone that falls silent costs a bounded number of sockets."""
 _MAX_STATUS_LINE_BYTES = 4096
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)[ \r]")
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors that say something about this machine, and nothing about the engine."""
 _PATHS = {EngineKind.TRITON: "/v2/health/ready"}
 
 
@@ -27,17 +30,33 @@ class Prober:
         self._client_context = client_context
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def answered(self, target: ProbeTarget, order: ProbeEndpoints) -> bool:
-        """True when one of the tries got an HTTP answer below 500 in time."""
+    async def ask(self, target: ProbeTarget, order: ProbeEndpoints) -> ProbeOutcome:
+        """What came of all tries together; the first answer counts."""
+        found = ProbeOutcome.UNASKED
         async with self._slots:
             for _ in range(order.tries):
-                try:
-                    async with asyncio.timeout(order.timeout_seconds):
-                        if await self._status(target) < 500:
-                            return True
-                except (OSError, TimeoutError, ValueError, asyncio.LimitOverrunError, ssl.SSLError):
-                    continue  # refused, cut off, silent or not HTTP: the next try, then it counts as no answer
-        return False
+                outcome = await self._try(target, order.timeout_seconds)
+                if outcome is ProbeOutcome.ANSWERED:
+                    return outcome
+                if outcome is ProbeOutcome.REFUSED or found is ProbeOutcome.UNASKED:
+                    found = outcome
+        return found
+
+    async def _try(self, target: ProbeTarget, timeout_seconds: float) -> ProbeOutcome:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                status = await self._status(target)
+        except TimeoutError:
+            return ProbeOutcome.SILENT
+        except (ValueError, asyncio.LimitOverrunError, ssl.SSLError):
+            return ProbeOutcome.REFUSED  # something is there, and it is no engine
+        except OSError as error:
+            if error.errno in _OURS:
+                return ProbeOutcome.UNASKED
+            # Several addresses of one name that all turned us down come as one error without a number.
+            said_no = isinstance(error, ConnectionError) or error.errno is None
+            return ProbeOutcome.REFUSED if said_no else ProbeOutcome.SILENT
+        return ProbeOutcome.ANSWERED if status < 500 else ProbeOutcome.REFUSED
 
     async def _status(self, target: ProbeTarget) -> int:
         """Status of the answer. Raises OSError or ValueError when there is none."""

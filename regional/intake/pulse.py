@@ -46,8 +46,11 @@ class Pulse:
     async def run(self) -> None:
         """Tick until cancelled; probes under way are then broken off."""
         try:
+            due_at = self._clock.monotonic()
             while True:
-                self.carry_out(self._core.tick(self._clock.monotonic()))
+                now = self._clock.monotonic()
+                late_seconds, due_at = max(0.0, now - due_at), now + TICK_SECONDS
+                self.carry_out(self._core.tick(now, late_seconds, due_at))
                 await asyncio.sleep(TICK_SECONDS)
         finally:
             for task in self._probes:
@@ -60,5 +63,5 @@ class Pulse:
             self._on_fault("probe", error)
 
     async def _probe(self, target: ProbeTarget, order: ProbeEndpoints) -> None:
-        answered = await self._prober.answered(target, order)
-        self.carry_out(self._core.on_probe(target.endpoint_uid, answered, self._clock.monotonic()))
+        outcome = await self._prober.ask(target, order)
+        self.carry_out(self._core.on_probe(target.endpoint_uid, outcome, self._clock.monotonic()))

@@ -3,8 +3,8 @@
 What its shell (``regional/main.py``) owes it:
   * ``view.set_intent / set_sibling_load / set_region_observed / set_peer_probe`` as news comes in;
   * ``on_report`` for each node report whose identity has been checked, ``on_stream_closed`` when an agent's stream ends;
-  * ``tick`` every 50 to 100 ms; and to carry out what these return: probe what ``ProbeEndpoints`` names and answer each with
-    ``on_probe``; count and log the rest.
+  * ``tick`` every 50 to 100 ms, with how late it comes; and to carry out what these return: probe what ``ProbeEndpoints``
+    names and answer each with ``on_probe``; count and log the rest.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from fleet.report import NodeReport
 from fleet.request import RequestFacts
 from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.view import FleetView, ReportAnswer
-from regional.health.actions import Action
+from regional.health.actions import Action, ProbeOutcome
 from regional.health.judge import Judge
+from regional.health.lateness import Lateness
 from regional.health.liveness import Liveness
 from regional.health.outcomes import Sign
 from regional.health.settings import HealthSettings
@@ -33,6 +34,7 @@ from regional.routing.region import UNKNOWN_STEP_SECONDS
 from regional.routing.registry import Registry
 
 _REGION_PREFIX = "region/"
+_TIMEOUTS = (Outcome.TIMEOUT_CONNECT, Outcome.TIMEOUT_FIRST_BYTE, Outcome.TIMEOUT_IDLE)
 
 
 class Core:
@@ -58,7 +60,8 @@ class Core:
         health = health or HealthSettings()
         view.set_panic_share(health.panic_share)
         self.judge = Judge(view, health)
-        self.liveness = Liveness(view, health, self.judge)
+        self.lateness = Lateness(health)
+        self.liveness = Liveness(view, health, self.judge, self.lateness)
         self.budget = RetryBudget(self.settings.retry_budget, self.settings.retry_floor)
         self.zone_failures = ZoneFailures(self.settings.zone_failures, self.settings.zone_failure_window_seconds)
         self.placing = Placing(
@@ -99,13 +102,18 @@ class Core:
     def on_stream_closed(self, node_uid: str, now: float) -> tuple[Action, ...]:
         return self.liveness.on_stream_closed(node_uid, now)
 
-    def on_probe(self, endpoint_uid: str, answered: bool, now: float) -> tuple[Action, ...]:
-        return self.liveness.on_probe(endpoint_uid, answered, now)
+    def on_probe(self, endpoint_uid: str, outcome: ProbeOutcome, now: float) -> tuple[Action, ...]:
+        return self.liveness.on_probe(endpoint_uid, outcome, now)
 
-    def tick(self, now: float) -> tuple[Action, ...]:
-        """Age the view, lapse leases, end ejections, watch for hangs."""
+    def tick(self, now: float, late_seconds: float = 0.0, due_at: float | None = None) -> tuple[Action, ...]:
+        """Age the view, lapse leases, end ejections, watch for hangs.
+
+        ``late_seconds``: how much later than it should this tick came; ``due_at``: when the next one should come. With both,
+        this router's own lateness is never taken for the death of others.
+        """
+        self.lateness.on_tick(late_seconds, due_at, now)
         actions = self.liveness.tick(now)
-        self.view.tick(now)
+        self.view.tick(now, self.lateness.patience(now))
         return actions
 
     # For lives
@@ -131,9 +139,16 @@ class Core:
 
     def on_outcome(self, endpoint: Endpoint, result: AttemptResult, now: float) -> None:
         """An attempt there is over. A failed connection is a reason to ask the endpoint directly."""
+        if self.excused(result.outcome, now):
+            self.liveness.ask(endpoint, now)
+            return
         sign = self.judge.on_outcome(endpoint, result, now)
         if sign is Sign.UNREACHED or result.outcome is Outcome.TIMEOUT_FIRST_BYTE:
             self.liveness.ask(endpoint, now)
+
+    def excused(self, outcome: Outcome, now: float) -> bool:
+        """True for a time-out while this router itself stood still: it says nothing about the place."""
+        return outcome in _TIMEOUTS and self.lateness.strained(now)
 
     def region_key(self, region: str) -> str:
         return _REGION_PREFIX + region

@@ -42,6 +42,7 @@ REGION_CONNECT_FACTOR = 2.0
 PLAIN_PATIENCE = 4.0
 """The first byte of an answer in one piece is its last: it may take its time limit and this many times its expected decoding."""
 BACKOFF_SECONDS = 0.05
+_NO_FAULT_OF_THE_PLACE = (Outcome.STALE_CONNECTION, Outcome.REFUSED_SPILL)
 _ENDED = {outcome: AttemptResult(outcome) for outcome in Outcome}
 
 
@@ -197,7 +198,8 @@ class Life:
             self._stale.append(endpoint)  # nothing is wrong with the place: once more there, on a fresh connection
         else:
             self._exclude(endpoint, region)
-            if outcome is not Outcome.STALE_CONNECTION and outcome is not Outcome.REFUSED_SPILL:
+            ours = outcome in _NO_FAULT_OF_THE_PLACE or core.excused(outcome, now)
+            if not ours:
                 core.zone_failures.note(endpoint.zone if endpoint is not None else core.region_key(region), now)
         if self._failovers >= core.settings.failover_max:
             return self._refuse(reason_after(outcome))

@@ -161,7 +161,7 @@ class RegionStep:
     def _price_of(self, name: str, model: str, now: float) -> _There | None:
         peer = self._view.peers.get(name)
         settings = self._view.settings
-        if peer is None or not peer.up(now, settings.peer_down_after_seconds):
+        if peer is None or not self._view.peers.up(name, now):
             return None
         rows = [r for r in peer.rows if r.model == model and r.endpoints_ready > 0]
         if not rows:

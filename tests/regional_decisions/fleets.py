@@ -15,7 +15,7 @@ from fleet.request import RequestFacts, Task
 from fleet.snapshot import IntentVersion
 from fleet.tenancy import Residency
 from regional.fleetview.view import FleetView
-from regional.health.actions import Action, ProbeEndpoints
+from regional.health.actions import Action, ProbeEndpoints, ProbeOutcome
 from regional.health.settings import HealthSettings
 from regional.request.core import Core
 from regional.request.settings import RequestSettings
@@ -81,6 +81,11 @@ def endpoint(
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def outcome_of(answered: bool) -> ProbeOutcome:
+    """A place that does not answer is silent: nothing is refused, nothing comes."""
+    return ProbeOutcome.ANSWERED if answered else ProbeOutcome.SILENT
+
+
 @dataclass
 class Rig:
     """A core with a view, and short ways to feed it."""
@@ -137,16 +142,22 @@ class Rig:
                         self.report(node.uid, reports, zone=node.zone, gpus=node.gpus.values(), incarnation=9)
             self.tick(seconds / steps)
 
-    def run(self, seconds: float, answered: Mapping[str, bool] | None = None, beating: Iterable[str] = ()) -> None:
-        """Time passes in ticks of 50 ms. Probes are answered as said, after the time their tries take; the nodes of the
-        endpoints named in ``beating`` report every 0.4 s."""
+    def run(
+        self,
+        seconds: float,
+        answered: Mapping[str, bool] | None = None,
+        beating: Iterable[str] = (),
+        late: float = 0.0,
+    ) -> None:
+        """Time passes in ticks of 50 ms, each of them ``late``. Probes are answered as said, after the time their tries take;
+        the nodes of the endpoints named in ``beating`` report every 0.4 s."""
         answered = answered or {}
         for _ in range(round(seconds / 0.05)):
             self._steps += 1
             if self._steps % 8 == 0:
                 for name in beating:
                     self.report(f"node-{name}", [endpoint(name, [f"GPU-{name}"])], gpus=[gpu(f"GPU-{name}")])
-            for action in self.tick(0.05):
+            for action in self.tick(0.05, late):
                 if isinstance(action, ProbeEndpoints):
                     for target in action.targets:
                         good = answered.get(target.endpoint_uid, True)
@@ -154,11 +165,12 @@ class Rig:
                         self._probing.append((self.now + cost, target.endpoint_uid))
             for due, uid in [w for w in self._probing if w[0] <= self.now]:
                 self._probing.remove((due, uid))
-                self.actions += self.core.on_probe(uid, answered.get(uid, True), self.now)
+                self.actions += self.core.on_probe(uid, outcome_of(answered.get(uid, True)), self.now)
 
-    def tick(self, seconds: float = 0.05) -> tuple[Action, ...]:
+    def tick(self, seconds: float = 0.05, late: float = 0.0) -> tuple[Action, ...]:
+        """``late``: how much of these seconds the router was late for."""
         self.now += seconds
-        actions = self.core.tick(self.now)
+        actions = self.core.tick(self.now, late)
         self.actions.extend(actions)
         return actions
 
@@ -168,9 +180,8 @@ class Rig:
         for action in actions:
             if isinstance(action, ProbeEndpoints):
                 for target in action.targets:
-                    told.extend(
-                        self.core.on_probe(target.endpoint_uid, answered.get(target.endpoint_uid, True), self.now)
-                    )
+                    outcome = outcome_of(answered.get(target.endpoint_uid, True))
+                    told.extend(self.core.on_probe(target.endpoint_uid, outcome, self.now))
         self.actions.extend(told)
         return told
 

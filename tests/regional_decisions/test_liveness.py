@@ -13,6 +13,7 @@ from regional.health.actions import (
     DeclareDegraded,
     Ejected,
     ProbeEndpoints,
+    ProbeOutcome,
 )
 from regional.request.steps import AttemptResult, Outcome, SendToEndpoint
 from tests.regional_decisions.fleets import Rig, endpoint, facts, gpu, no_revoke, rig, simple
@@ -111,9 +112,9 @@ def test_a_closed_stream_is_a_reason_to_ask_not_a_verdict() -> None:
     made.actions.clear()
     asked = made.core.on_stream_closed("node-a1", made.now)
     assert [t.endpoint_uid for a in asked if isinstance(a, ProbeEndpoints) for t in a.targets] == ["a1"]
-    assert kinds(made.core.on_probe("a1", True, made.now)) == []
+    assert kinds(made.core.on_probe("a1", ProbeOutcome.ANSWERED, made.now)) == []
     assert targets(made) == {"a1", "a2"}
-    told = made.core.on_probe("a1", False, made.now + 0.3)
+    told = made.core.on_probe("a1", ProbeOutcome.SILENT, made.now + 0.3)
     assert [a.scope for a in told if isinstance(a, DeclareDead)] == ["node"]
     assert targets(made) == {"a2"}
 

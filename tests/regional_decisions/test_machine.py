@@ -17,6 +17,7 @@ from fleet.request import RequestFacts, Usage
 from fleet.tenancy import Residency
 from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.standing import DEAD, OUT
+from regional.health.actions import ProbeOutcome
 from regional.request.life import Life
 from regional.request.steps import (
     AttemptResult,
@@ -184,17 +185,17 @@ class Requests(RuleBasedStateMachine):
             incarnation = state.order[0] + restart
         self.rig.report(node, reports, zone=NODES[node], gpus=gpus, phase=agent, incarnation=incarnation)
 
-    @rule(uid=st.sampled_from([u for pair in UIDS.values() for u in pair]), answered=st.booleans())
-    def probe(self, uid: str, answered: bool) -> None:
-        self.rig.core.on_probe(uid, answered, self.rig.now)
+    @rule(uid=st.sampled_from([u for pair in UIDS.values() for u in pair]), outcome=st.sampled_from(ProbeOutcome))
+    def probe(self, uid: str, outcome: ProbeOutcome) -> None:
+        self.rig.core.on_probe(uid, outcome, self.rig.now)
 
     @rule(node=st.sampled_from(sorted(NODES)))
     def close_stream(self, node: str) -> None:
         self.rig.core.on_stream_closed(node, self.rig.now)
 
-    @rule(seconds=st.sampled_from([0.0, 0.05, 0.4, 1.5, 3.5]))
-    def time_passes(self, seconds: float) -> None:
-        self.rig.tick(seconds)
+    @rule(seconds=st.sampled_from([0.0, 0.05, 0.4, 1.5, 3.5]), late=st.booleans())
+    def time_passes(self, seconds: float, late: bool) -> None:
+        self.rig.tick(seconds, max(0.0, seconds - 0.05) if late else 0.0)
 
     @rule(
         target_=st.sampled_from([("endpoint", "n1-x"), ("gpu", "G-n2-x"), ("node", "n3"), ("zone", "z-eu-west-a")]),

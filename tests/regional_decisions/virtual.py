@@ -20,7 +20,15 @@ from fleet.report import AgentPhase, NodeReport
 from fleet.request import RequestFacts, Usage
 from regional.fleetview.peers import PeerProbe
 from regional.fleetview.view import FleetView
-from regional.health.actions import Action, DeclareAlive, DeclareDead, DeclareDegraded, DeclareSuspect, ProbeEndpoints
+from regional.health.actions import (
+    Action,
+    DeclareAlive,
+    DeclareDead,
+    DeclareDegraded,
+    DeclareSuspect,
+    ProbeEndpoints,
+    ProbeOutcome,
+)
 from regional.request.core import Core
 from regional.request.life import Life
 from regional.request.steps import AttemptResult, Outcome, Reject, SendToEndpoint, SendToRegion, Step, WaitFor
@@ -99,9 +107,13 @@ class Router:
 
     def _probe(self, uid: str, silence: float) -> None:
         node = self.world.node_of(uid)
-        answers = not (node.dead or node.cut)
+        outcome = ProbeOutcome.ANSWERED
+        if node.cut:
+            outcome = ProbeOutcome.SILENT
+        elif node.dead:
+            outcome = ProbeOutcome.REFUSED
         seconds = silence if node.cut else 2 * LAN_SECONDS
-        self.world.after(seconds, lambda: self.carry_out(self.core.on_probe(uid, answers, self.world.now)))
+        self.world.after(seconds, lambda: self.carry_out(self.core.on_probe(uid, outcome, self.world.now)))
 
 
 class World:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 _HEAD = "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
 
@@ -27,6 +27,8 @@ class BareEngine:
         """Clear it to keep POSTs waiting."""
         self.hold.set()
         self.waiting = 0
+        self.on_probe: Callable[[], None] | None = None
+        """Called when a GET of ``/health`` has come, before it is answered."""
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.StreamWriter] = set()
 
@@ -83,6 +85,8 @@ class BareEngine:
         if method == "GET":
             self.probes += 1
             if path == "/health":
+                if self.on_probe is not None:
+                    self.on_probe()
                 return _reply(200, {"status": "ok"})
             if path == "/v1/models":
                 return _reply(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})

@@ -19,7 +19,7 @@ from fleet.report import AgentPhase, NodeReport
 from fleet.snapshot import IntentVersion
 from fleet.wire.headrace.v1 import region_pb2
 from fleet.wire.identity import LIFETIME_SECONDS, verify_identity
-from regional.health.actions import ProbeEndpoints, ProbeTarget
+from regional.health.actions import ProbeEndpoints, ProbeOutcome, ProbeTarget
 from regional.intake.admission import StreamAdmission
 from regional.intake.directives import Directives
 from regional.intake.joins import ForwardedJoins, JoinRefused, LocalJoins
@@ -135,6 +135,8 @@ async def test_everybody_who_waits_is_woken_by_a_change() -> None:
 
 # Probes
 
+ANSWERED, REFUSED, SILENT = ProbeOutcome.ANSWERED, ProbeOutcome.REFUSED, ProbeOutcome.SILENT
+
 
 def _no_tls() -> object:
     raise AssertionError("no probe here is over TLS")
@@ -142,32 +144,32 @@ def _no_tls() -> object:
 
 async def probe(
     url: str, *, tries: int = 2, timeout: float = 0.15, kind: str = "openai", ranges: tuple[str, ...] = ()
-) -> bool:
+) -> ProbeOutcome:
     target = ProbeTarget("e", url, kind, "key", ranges)
-    return await Prober(_no_tls).answered(target, ProbeEndpoints((target,), tries, timeout))  # type: ignore[arg-type]
+    return await Prober(_no_tls).ask(target, ProbeEndpoints((target,), tries, timeout))  # type: ignore[arg-type]
 
 
 async def test_an_engine_that_answers_is_alive() -> None:
     async with BareEngine("a").serving() as engine:
-        assert await probe(engine.url)
-        assert await probe(engine.url, kind="triton"), "404 on another engine's path is an answer too"
+        assert await probe(engine.url) is ANSWERED
+        assert await probe(engine.url, kind="triton") is ANSWERED, "404 on another engine's path is an answer too"
 
 
 async def test_rel_s8_a_name_that_leads_outside_the_zone_is_not_asked() -> None:
     async with BareEngine("a").serving() as engine:
         named = engine.url.replace("127.0.0.1", "localhost")
-        assert await probe(named, timeout=1.0, ranges=("127.0.0.0/8",))
-        assert not await probe(named, timeout=1.0, ranges=("10.2.0.0/16",))
+        assert await probe(named, timeout=1.0, ranges=("127.0.0.0/8",)) is ANSWERED
+        assert await probe(named, timeout=1.0, ranges=("10.2.0.0/16",)) is REFUSED
 
 
 async def test_a_dead_port_and_a_silent_engine_are_not() -> None:
     async with BareEngine("a").serving() as engine:
         engine.hanging = True
         started = time.monotonic()
-        assert not await probe(engine.url)
+        assert await probe(engine.url) is SILENT
         assert time.monotonic() - started < 2.0
         url = engine.url
-    assert not await probe(url)
+    assert await probe(url) is REFUSED, "counts however late we are"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ async def test_an_error_or_nonsense_is_no_answer(answer: bytes) -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        assert not await probe(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert await probe(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") is REFUSED
 
 
 # Joins
