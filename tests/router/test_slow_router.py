@@ -157,7 +157,7 @@ async def hogs(count: int) -> AsyncIterator[None]:
     try:
         for _ in range(count):
             hog = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
-            started.append(hog)  # noqa: PERF401  # known as soon as it runs, so that it is ended whatever happens
+            started.append(hog)  # known as soon as it runs, so that it is ended whatever happens
         yield
     finally:
         for hog in started:
