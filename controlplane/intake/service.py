@@ -86,8 +86,8 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
             message = read.result()
             return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
         finally:
-            if not read.done():
-                read.cancel()
+            read.cancel()
+            await asyncio.gather(read, return_exceptions=True)  # the call may end in the moment in which it fails
 
     async def Join(  # the name is the wire's
         self, request: region_pb2.NodeJoinRequest, context: _Context

@@ -208,7 +208,8 @@ def _conditions(node: InventoryNode) -> list[tuple[_Key, list[Condition]]]:
 
 
 async def _one_at_a_time(session: AsyncSession) -> None:
-    """Copies that are told of the same node by different routers must not replace its rows at the same time."""
+    """Copies that are told of the same node by different routers must not replace its rows at the same time, nor must a copy
+    that takes its region for silent: whoever replaces rows of the inventory or their status waits here first."""
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _INVENTORY_LOCK})
 
@@ -234,6 +235,7 @@ async def remove_nodes(session: AsyncSession, told: Iterable[NodeNews]) -> None:
 
 async def purge(session: AsyncSession, wall: float) -> None:
     """Drop what nobody has reported for too long."""
+    await _one_at_a_time(session)
     silent = InventoryItem.last_seen_at < moment(wall - KEEP_SECONDS)
     keys = [(k, u) for k, u in await session.execute(select(InventoryItem.kind, InventoryItem.uid).where(silent))]
     await _delete(session, InventoryItem, keys)
@@ -260,6 +262,7 @@ async def write_status(
 
 async def write_unknown(session: AsyncSession, region: str, wall: float) -> None:
     """Nobody reports on ``region`` any more: what was last seen there may or may not still be so."""
+    await _one_at_a_time(session)
     there = select(InventoryItem.kind, InventoryItem.uid).where(InventoryItem.region == region)
     keys = {(k, u) for k, u in await session.execute(there)}
     known = await _statuses(session, keys)

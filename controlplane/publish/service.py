@@ -133,8 +133,8 @@ class SnapshotService:
                 self._publisher.release(subscription)
             await write
         finally:
-            if not write.done():
-                write.cancel()
+            write.cancel()
+            await asyncio.gather(write, return_exceptions=True)  # the call may end in the moment in which it fails
 
 
 def _as_it_is(message: bytes) -> bytes:
