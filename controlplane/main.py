@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from controlplane.api.app import build_api
 from controlplane.api.context import ApiContext
 from controlplane.api.fleet.endpoints import FleetSources, fleet_router
 from controlplane.dashboard.index import IndexPage
+from controlplane.faults import Faults
 from controlplane.identity import Joins
 from controlplane.intake.intake import Intake
 from controlplane.intake.router_tokens import RouterTokens
@@ -42,6 +44,7 @@ from fleet.process.health import Readiness
 from fleet.process.insecure import require_safe
 from fleet.process.logs import get_logger
 from fleet.process.serve import announce_stop, serve_http
+from fleet.process.supervisor import Supervisor
 from fleet.process.tls import TlsFiles
 from fleet.snapshot import IntentObject
 
@@ -65,6 +68,7 @@ class ControlPlane:
     resolver: OriginResolver
     snapshots: SnapshotService
     regions: RegionService
+    faults: Faults
 
 
 def build(settings: ControlPlaneSettings, clock: Clock) -> ControlPlane:
@@ -85,9 +89,11 @@ def build(settings: ControlPlaneSettings, clock: Clock) -> ControlPlane:
     def names(kind: str) -> Mapping[str, str]:
         return publisher.catalogue.names(kind) if publisher.catalogue else {}
 
+    faults = Faults(clock)
     intake = Intake(
         database,
         clock,
+        faults,
         report_interval_seconds=settings.report_interval_seconds,
         regions=lambda: names("region"),
         declared_endpoints=lambda: names("endpoint"),
@@ -105,6 +111,7 @@ def build(settings: ControlPlaneSettings, clock: Clock) -> ControlPlane:
         OriginResolver(settings.geoip_db or None, on_event=lambda message, _ok: _log.info("geo", message=message)),
         SnapshotService(publisher, tokens, intake.record, clock),
         RegionService(intake, Joins(database, feed, secrets, clock), tokens, clock),
+        faults,
     )
 
 
@@ -197,17 +204,25 @@ def _first(group: BaseExceptionGroup[HeadraceError]) -> HeadraceError:
 async def _work(
     parts: ControlPlane, settings: ControlPlaneSettings, clock: Clock, ready: Callable[[], None] | None
 ) -> None:
-    """Everything that goes on beside serving, once the database is there."""
+    """Everything that goes on beside serving, once the database is there.
+
+    Raises only what keeps the process from ever working. A part that fails later is told and started again: the others, and
+    the requests that do without it, go on.
+    """
     url = settings.database_direct_url or settings.database()
     await prepare(parts.database, url, parts.secrets, parts.readiness, upgrade=settings.migrate)
     if ready is not None:
         _once_ready(parts.readiness, ready)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(parts.publisher.run())
-        group.create_task(parts.tokens.run())
-        group.create_task(parts.intake.run())
-        group.create_task(_probe(parts))
-        group.create_task(keep_house(parts.database, uuid4().hex, clock))
+    tasks = Supervisor(parts.faults)
+    try:
+        tasks.start("publisher", parts.publisher.run)
+        tasks.start("router-tokens", parts.tokens.run)
+        tasks.start("intake", parts.intake.run)
+        tasks.start("database-probe", partial(_probe, parts))
+        tasks.start("housekeeping", partial(keep_house, parts.database, uuid4().hex, clock))
+        await tasks.wait(asyncio.Event())  # until cancelled
+    finally:
+        await tasks.close()
 
 
 def _once_ready(readiness: Readiness, ready: Callable[[], None]) -> None:
@@ -231,6 +246,9 @@ async def _probe(parts: ControlPlane) -> None:
             parts.readiness.set("database", True)
         except Unavailable as error:
             parts.readiness.set("database", False, str(error))
+        except Exception:
+            parts.readiness.set("database", False, "whether it can be written cannot be told")
+            raise
         await asyncio.sleep(2.0)
 
 
@@ -267,4 +285,5 @@ def _metric_sources(parts: ControlPlane, tls: TlsFiles) -> MetricSources:
         rejected_reports=lambda: parts.intake.rejected,
         connections=parts.database.checked_out,
         certificate_expiry=tls.expiry,
+        faults=parts.faults.by_part,
     )

@@ -28,6 +28,8 @@ class MetricSources:
     rejected_reports: Callable[[], int]
     connections: Callable[[], int]
     certificate_expiry: Callable[[], float | None]
+    faults: Callable[[], Mapping[str, int]]
+    """Failures of this process's own parts, by part."""
 
 
 class ControlPlaneMetrics(Collector):
@@ -52,6 +54,12 @@ class ControlPlaneMetrics(Collector):
             "Reports that were not newer than what is held",
             value=s.rejected_reports(),
         )
+        faults = CounterMetricFamily(
+            "headrace_faults", "Parts of the control plane that failed and were started again", labels=["part"]
+        )
+        for part, times in sorted(s.faults().items()):
+            faults.add_metric([part], times)
+        yield faults
         yield GaugeMetricFamily("headrace_database_connections", "Database connections in use", value=s.connections())
         routers = GaugeMetricFamily("headrace_region_routers", "Routers that report", labels=["region", "state"])
         for region, held in sorted(s.live().items())[:MAX_REGIONS]:

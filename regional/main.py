@@ -27,6 +27,7 @@ from fleet.process.incarnation import hold_state_directory, next_incarnation
 from fleet.process.logs import setup
 from fleet.process.serve import bind, bind_error, serve_http
 from fleet.process.settings import secret_reader
+from fleet.process.supervisor import Supervisor
 from fleet.process.tls import TlsFiles
 from fleet.wire.headrace.v1 import agent_pb2_grpc
 from regional import pages
@@ -56,7 +57,6 @@ from regional.shared.memory import MemoryHub, MemoryShared
 from regional.shared.redis import RedisShared
 from regional.shared.siblings import Myself, Siblings
 from regional.standalone import FleetFile, StandaloneSecrets, standalone_keys
-from regional.supervisor import Supervisor
 from regional.sync.addresses import Target
 from regional.sync.demand import DemandMeter
 from regional.sync.events import EventOutbox

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 from uuid import UUID, uuid4, uuid5
 
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.intake.rows import report_from_body
 from controlplane.intake.told import Told, valid_node
@@ -49,6 +52,7 @@ _EVENTS = UUID("7f0f5a0e-0b55-5e0c-9c57-2f6f3f1f0a11")
 """Namespace of event uids that must come out the same for the same thing."""
 _log = get_logger("intake")
 
+_Item = TypeVar("_Item")
 _Speaker = tuple[str, str]
 """Region and router uid: a token is good for one region, so nobody's uid is believed beyond that."""
 
@@ -70,18 +74,21 @@ class Intake:
         self,
         database: Database,
         clock: Clock,
+        on_fault: Callable[[str, BaseException | None], None],
         *,
         report_interval_seconds: float = 1.0,
         regions: Callable[[], Mapping[str, str]] = dict,
         declared_endpoints: Callable[[], Mapping[str, str]] = dict,
         publish: Callable[[Iterable[RegionObserved]], None] = lambda observed: None,
     ) -> None:
-        """``regions`` and ``declared_endpoints`` map uids of the region and endpoint resources to names.
+        """``on_fault(part, error)`` is told of each step that failed for another reason than the database being away.
 
+        ``regions`` and ``declared_endpoints`` map uids of the region and endpoint resources to names.
         ``publish`` is given each region's aggregate when there is news of it.
         """
         self._database = database
         self._clock = clock
+        self._on_fault = on_fault
         self._interval = report_interval_seconds
         self._regions = regions
         self._declared = declared_endpoints
@@ -140,15 +147,17 @@ class Intake:
         """Write and observe until cancelled; what is left is written on the way out, if the database answers."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._every(WRITE_SECONDS, self.flush))
-                group.create_task(self._every(OBSERVE_SECONDS, self.observe))
-                group.create_task(self._every(PURGE_SECONDS, self._purge))
+                group.create_task(self._every(WRITE_SECONDS, "intake-write", self.flush))
+                group.create_task(self._every(OBSERVE_SECONDS, "intake-observe", self.observe))
+                group.create_task(self._every(PURGE_SECONDS, "intake-purge", self._purge))
         finally:
             try:
                 async with asyncio.timeout(2.0):
                     await self.flush()
             except (Unavailable, TimeoutError) as error:
                 _log.warning("last_reports_not_written", error=str(error) or "too slow")
+            except Exception as error:  # noqa: BLE001  # whatever it is, the process ends in good order
+                self._on_fault("intake-write", error)
 
     async def flush(self) -> None:
         """Write what was told since the last time. On failure everything is kept for the next; nothing is acknowledged."""
@@ -160,12 +169,18 @@ class Intake:
         own = dict(self._events)
         theirs = {uid: dict(told.events) for uid, told in self._told.items() if told.events}
         wall = self._clock.wall()
-        async with self._database.write() as session:
-            await write_reports(session, reports.values(), wall)
-            await remove_nodes(session, removed.values())
-            await write_events(
-                session, [*own.values(), *(e for events in theirs.values() for e in events.values())], wall
-            )
+        events = [*own.values(), *(e for events in theirs.values() for e in events.values())]
+        try:
+            async with self._database.write() as session:
+                await write_reports(session, reports.values(), wall)
+                await remove_nodes(session, removed.values())
+                await write_events(session, events, wall)
+        except Unavailable:
+            raise
+        except Exception:  # noqa: BLE001  # something in it: each kind by itself, so that one item keeps nothing else out
+            await self._what_can_be_written(list(reports.values()), partial(write_reports, wall=wall))
+            await self._what_can_be_written(list(removed.values()), remove_nodes)
+            await self._what_can_be_written(events, partial(write_events, wall=wall))
         self._reports = {k: r for k, r in self._reports.items() if reports.get(k) is not r}
         self._removed = {k: n for k, n in self._removed.items() if removed.get(k) is not n}
         for uid in removed:
@@ -183,11 +198,10 @@ class Intake:
         declared = self._declared()
         conflicts: list[Conflict] = []
 
-        async def write() -> None:
-            async with self._database.write() as session:
-                conflicts.extend(await write_nodes(session, news, declared, wall))
+        async def write(session: AsyncSession, part: Sequence[NodeNews]) -> None:
+            conflicts.extend(await write_nodes(session, part, declared, wall))
 
-        await self._written_or_refused(write)
+        await self._what_can_be_written(news, write)
         for item in news:
             uid = item.node.node_uid
             if self._nodes.get(uid) is item:
@@ -207,12 +221,26 @@ class Intake:
                 )
             )
 
-    async def _written_or_refused(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Raises Unavailable when the database is away. What it refuses for its content would be refused again: it is dropped."""
+    async def _what_can_be_written(
+        self, items: Sequence[_Item], write: Callable[[AsyncSession, Sequence[_Item]], Awaitable[None]]
+    ) -> None:
+        """Raises Unavailable when the database is away. What it refuses for its content would be refused again: it is dropped,
+        and found by halves so that nothing else is."""
+        if not items:
+            return
         try:
-            await write()
-        except DBAPIError as error:
-            _log.error("report_refused_by_database", error=type(error.orig).__name__)
+            async with self._database.write() as session:
+                await write(session, items)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  # the database refuses it, or it cannot be put into words for it
+            if len(items) == 1:
+                why = error.orig if isinstance(error, DBAPIError) else error
+                _log.error("report_refused_by_database", error=type(why).__name__)
+                return
+            half = len(items) // 2
+            await self._what_can_be_written(items[:half], write)
+            await self._what_can_be_written(items[half:], write)
 
     async def observe(self) -> None:
         """Read what all copies were told, and pass on what is new of each region."""
@@ -303,10 +331,12 @@ class Intake:
         self._removed.pop(node.node_uid, None)
         self._nodes[node.node_uid] = NodeNews(region, node)
 
-    async def _every(self, seconds: float, step: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, seconds: float, part: str, step: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await step()
             except Unavailable as error:
                 _log.warning("intake_waits_for_database", error=str(error))
+            except Exception as error:  # noqa: BLE001  # a fault of ours: told, and the next turn tries again
+                self._on_fault(part, error)
             await asyncio.sleep(seconds)

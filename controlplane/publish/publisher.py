@@ -111,11 +111,17 @@ class Publisher:
         return self._channel(region).history.snapshot
 
     async def run(self) -> None:
-        """Follow the feed and beat the heart, until cancelled; ends every watch on the way out."""
+        """Follow the feed and beat the heart, until cancelled; ends every watch on the way out. May be run again after a fault."""
+        self._stopping = False
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow())
                 group.create_task(self._beat())
+        except Exception:
+            # Where it broke off nobody knows: what is in memory is read anew, and routers start over with it.
+            self._forget()
+            self._on_health(False, "intent is read anew after a fault")
+            raise
         finally:
             self._stopping = True
             self._close_all(Closed.STOPPING)
@@ -242,7 +248,7 @@ class Publisher:
     def _full(self, channel: _Channel) -> Awaitable[tuple[bytes, ...]]:
         """Shared by all who want the same version; waiting for it can be given up without ending it for the others."""
         snapshot = channel.history.snapshot
-        if channel.full is None or channel.full[0] != snapshot.at:
+        if channel.full is None or channel.full[0] != snapshot.at or _failed(channel.full[1]):
             channel.full = (snapshot.at, asyncio.create_task(asyncio.to_thread(full_frames, snapshot)))
         return asyncio.shield(channel.full[1])
 
@@ -255,6 +261,10 @@ class Publisher:
         for channel in self._channels.values():
             for watcher in channel.watchers:
                 watcher.close(why)
+
+
+def _failed(task: asyncio.Task[tuple[bytes, ...]]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def _given(frames: tuple[bytes, ...]) -> Awaitable[tuple[bytes, ...]]:

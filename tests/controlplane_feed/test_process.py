@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from psycopg import sql
+from sqlalchemy import text
 
 from controlplane.api.fleet.endpoints import _shown
 from controlplane.main import run
@@ -309,6 +310,45 @@ async def test_a_router_is_told_when_the_process_stops(sqlite_store: Store, sqli
             await asyncio.sleep(0.01)
         assert unready.json()["reasons"] == {"draining": "the process is stopping"}
         assert (await router.ended()).name == "UNAVAILABLE"
+
+
+async def test_parts_that_fail_do_not_take_the_control_plane_with_them(postgres_url: str, tmp_path: Path) -> None:
+    """Whatever it is that fails, not only a database that is away: told, tried again, and the API goes on meanwhile."""
+    store = Store(postgres_url)
+    token = await store.router_token("eu-west")
+    tables = ["admin_tokens", "intent_head", "region_reports", "leases"]
+
+    async def renamed(before: str, after: str) -> None:
+        async with store.database.write() as session:
+            for table in tables:
+                await session.execute(text(f"ALTER TABLE {before}{table} RENAME TO {after}{table}"))
+
+    async def failed(http: httpx2.AsyncClient) -> set[str]:
+        lines = (await http.get("/metrics")).text.splitlines()
+        return {line.split('"')[1] for line in lines if line.startswith("headrace_faults_total{")}
+
+    async with copy(postgres_url, tmp_path) as plane, client(plane) as http:
+        await renamed("", "away_")
+        wanted = {"publisher", "router-tokens", "intake-observe", "database-probe"}
+        for _ in range(200):
+            if plane.task.done() or await failed(http) >= wanted:
+                break
+            await asyncio.sleep(0.05)
+        assert not plane.task.done()
+        assert await failed(http) >= wanted
+        assert (await http.get("/livez")).status_code == 200
+        assert set((await http.get("/readyz")).json()["reasons"]) == {"database", "intent"}
+        await renamed("away_", "")
+        for _ in range(200):
+            if (await http.get("/readyz")).status_code == 200:
+                break
+            await asyncio.sleep(0.05)
+        router = Router(plane.channel(), token, "eu-west")
+        await router.until(lambda r: r.held is not None)
+        assert (await http.post("/api/v1/tenants", json={"name": "acme", "spec": {}})).status_code == 201
+        await router.until(lambda r: r.held is not None and any(o.kind == "tenant" for o in r.held.objects.values()))
+        await router.close()
+    await store.close()
 
 
 def test_settings_have_presets_and_keep_their_secrets_to_themselves() -> None:

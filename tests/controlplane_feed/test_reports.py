@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from controlplane.intake.intake import Intake
+from controlplane.intake.writer import NodeNews, write_nodes, write_unknown
 from controlplane.registry.reports import LIVE_SECONDS, ReportBook, merged_rows, region_observed, summed_demand
 from controlplane.tables import Event, InventoryItem, RegionReportRow, Status
 from fleet.accelerator import AcceleratorState, DeviceHealth
@@ -74,6 +76,7 @@ class Desk:
         self.store = store
         self.clock = ManualClock()
         self.published: list[RegionObserved] = []
+        self.faults: list[tuple[str, str]] = []
         self.intake = self.another()
 
     def another(self) -> Intake:
@@ -81,6 +84,7 @@ class Desk:
         return Intake(
             self.store.database,
             self.clock,
+            lambda part, error: self.faults.append((part, repr(error))),
             regions=lambda: {"r-eu": "eu-west", "r-us": "us-east"},
             declared_endpoints=lambda: {"declared-e": "engine-1"},
             publish=self.published.extend,
@@ -416,6 +420,61 @@ async def test_a_region_that_falls_silent_is_told_and_its_nodes_are_unknown(desk
     assert (await desk.conditions("node", "n-eu"))["Ready"] == "True"
     reasons = [e.reason for e in await desk.rows(Event) if e.name == "eu-west"]
     assert reasons == ["RegionConnected", "RegionDisconnected", "RegionConnected"]
+
+
+# Faults
+
+
+async def test_one_report_that_cannot_be_written_keeps_nothing_else_from_being_written(desk: Desk) -> None:
+    bad = FleetEvent("e-bad", "Odd", "its time is none", "node", "n", "eu-west", wall=1e300)
+    good = FleetEvent("e-good", "Fine", "", "node", "n", "eu-west", wall=1.0)
+    desk.intake.take(report(nodes=(node(),), events=(bad, good)))
+    desk.intake.take(report("r-2"))
+    await desk.step()
+    assert {r.router_uid for r in await desk.rows(RegionReportRow)} == {"r-1", "r-2"}
+    assert "e-good" in {e.uid for e in await desk.rows(Event)}
+    assert ("node", "n-eu") in {(i.kind, i.uid) for i in await desk.rows(InventoryItem)}
+
+
+async def test_a_step_that_fails_is_told_and_tried_again(desk: Desk) -> None:
+    tries: list[int] = []
+
+    def regions() -> dict[str, str]:
+        tries.append(1)
+        if len(tries) == 1:
+            raise KeyError("once")
+        return {}
+
+    intake = Intake(
+        desk.store.database, desk.clock, lambda part, error: desk.faults.append((part, repr(error))), regions=regions
+    )
+    running = asyncio.create_task(intake.run())
+    await eventually(lambda: len(tries) > 1 or running.done())
+    assert desk.faults == [("intake-observe", "KeyError('once')")]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_node_is_written_while_another_copy_takes_its_region_for_silent(postgres_url: str) -> None:
+    """Seen under overload: both replace the rows of the same status, and the later insert found them there."""
+    store = Store(postgres_url)
+    wall = 1_800_000_000.0
+    async with store.database.write() as session:
+        await write_nodes(session, [NodeNews("eu-west", node())], {}, wall)
+
+    async def again() -> None:
+        async with store.database.write() as session:
+            await write_nodes(session, [NodeNews("eu-west", node(sequence=2))], {}, wall)
+
+    async with store.database.write() as session:
+        await write_unknown(session, "eu-west", wall)
+        writing = asyncio.create_task(again())
+        async with store.database.read() as reader:
+            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
+            while not writing.done() and not (await reader.execute(waiting)).scalar_one():
+                await asyncio.wait((writing,), timeout=0.02)
+    await writing
+    await store.close()
 
 
 # Over the wire

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
+import pytest
 
+from controlplane.identity import Joins
+from controlplane.intake.intake import Intake
 from controlplane.intake.router_tokens import RouterTokens
+from controlplane.intake.service import RegionService
 from controlplane.publish.publisher import Publisher
 from controlplane.publish.service import SnapshotService
 from controlplane.publish.subscription import Closed, Subscription
@@ -185,3 +191,44 @@ async def test_an_outbox_that_overflows_is_closed_once() -> None:
     by_size = Subscription("eu-west", max_messages=100, max_bytes=10)
     by_size.offer_delta(b"x" * 11)
     assert by_size.closed.result() is Closed.SLOW
+
+
+@pytest.mark.parametrize("side", ["sending", "reading"])
+async def test_a_call_that_ends_in_the_moment_in_which_it_fails_leaves_no_failure_behind(
+    sqlite_store: Store, side: str
+) -> None:
+    """Seen under overload: `Task exception was never retrieved`, as the message failed while its call was cancelled."""
+    left: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, about: left.append(about["message"]))
+    failing = asyncio.Event()
+
+    class Broken:
+        async def write(self, _message: object) -> None:
+            await failing.wait()
+            raise RuntimeError("ExecuteBatchError")
+
+        async def read(self) -> None:
+            await self.write(None)
+
+    clock = SystemClock()
+    tokens = RouterTokens(sqlite_store.database, sqlite_store.secrets, clock)
+    publisher = Publisher(MemoryFeed(), sqlite_store.secrets.published(), clock)
+    context: Any = Broken()
+    if side == "sending":
+        service = SnapshotService(publisher, tokens, lambda event: None, clock)
+        step: Any = service._send(b"", Subscription("eu-west"), context)
+    else:
+        joins = Joins(sqlite_store.database, sqlite_store.feed, sqlite_store.secrets, clock)
+        intake = Intake(sqlite_store.database, clock, lambda part, error: None)
+        step = RegionService(intake, joins, tokens, clock)._next(context, asyncio.get_running_loop().create_future())
+    call = asyncio.create_task(step)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    failing.set()
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    del call, step
+    gc.collect()
+    await asyncio.sleep(0)
+    assert left == []

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from regional.supervisor import Supervisor
+from fleet.process.supervisor import Supervisor
 from tests.router.waiting import until
 
 
@@ -23,7 +23,7 @@ async def forever() -> None:
 
 
 async def test_a_part_that_fails_or_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regional.supervisor.RESTART_SECONDS", 0.01)
+    monkeypatch.setattr("fleet.process.supervisor.RESTART_SECONDS", 0.01)
     faults, runs = Faults(), []
 
     async def flaky() -> None:
