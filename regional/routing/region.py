@@ -93,6 +93,13 @@ class RegionStep:
 
     def choose(self, asked: Asked, model: str, own_cost: float, excluded: tuple[str, ...], now: float) -> RegionChoice:
         """``own_cost`` is what the best endpoint here costs, infinite when there is none. ``excluded`` have refused already."""
+        while True:
+            choice = self._choose(asked, model, own_cost, excluded, now)
+            if choice.region in ("", self._view.region) or self._addressed(choice.region, now):
+                return choice
+            excluded = (*excluded, choice.region)  # its last address has failed since its price was worked out
+
+    def _choose(self, asked: Asked, model: str, own_cost: float, excluded: tuple[str, ...], now: float) -> RegionChoice:
         facts = asked.facts
         own = self._view.region
         near = self._distances(facts.origin.coordinates, now)
@@ -161,7 +168,7 @@ class RegionStep:
     def _price_of(self, name: str, model: str, now: float) -> _There | None:
         peer = self._view.peers.get(name)
         settings = self._view.settings
-        if peer is None or not self._view.peers.up(name, now):
+        if peer is None or not self._view.peers.up(name, now) or not self._addressed(name, now):
             return None
         rows = [r for r in peer.rows if r.model == model and r.endpoints_ready > 0]
         if not rows:
@@ -169,6 +176,11 @@ class RegionStep:
         waits = [r.expected_wait_seconds for r in rows if r.expected_wait_seconds is not None]
         wider = widening(peer.rows_age(now), settings.observed_fresh_seconds)
         return _There((min(waits) if waits else UNKNOWN_WAIT_SECONDS) * wider, min(_step(r) for r in rows) * wider)
+
+    def _addressed(self, name: str, now: float) -> bool:
+        """Whether one of its routers can be reached at all; a region without such an address is down."""
+        region = self._intent.regions.get(name)
+        return bool(self._view.peers.addresses(name, region.public_url if region is not None else "", now))
 
     def _ready_inside(self, asked: Asked, model: str, name: str) -> bool:
         """Whether the region has something ready in a zone that residency allows."""

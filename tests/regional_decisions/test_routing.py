@@ -645,3 +645,26 @@ def test_a_peer_that_sends_what_may_not_come_here_is_refused(limits: dict[str, o
     else:
         assert isinstance(step, Reject)
         assert step.reason is RejectReason.REGION_NOT_ALLOWED
+
+
+def test_a_region_without_an_address_that_works_is_never_hopped_to() -> None:
+    made = rig()
+    made.tick(0.2)
+    for region, host, rtt in (("us-east", "10.2.0.1", 0.08), ("ap-east", "10.3.0.1", 0.2)):
+        row = CapacityRow(f"{region}-a", MODEL, 2, 2, expected_wait_seconds=0.0)
+        made.view.set_peer_probe(region, PeerProbe(f"http://{host}:7600", True, True, rtt, (row,)), made.now)
+    step = go(made)
+    assert isinstance(step, SendToRegion)
+    assert step.region == "us-east"
+    # Its only router stops answering; the region itself counts as up for a while, and its price is still remembered.
+    made.view.set_peer_probe("us-east", PeerProbe("http://10.2.0.1:7600", ok=False), made.now)
+    assert made.view.peers.up("us-east", made.now)
+    step = go(made)
+    assert isinstance(step, SendToRegion)
+    assert (step.region, step.addresses) == ("ap-east", ("http://10.3.0.1:7600",))
+    made.view.set_peer_probe("ap-east", PeerProbe("http://10.3.0.1:7600", ok=False), made.now)
+    for seconds in (0.0, 0.2):
+        made.tick(seconds)
+        step = go(made)
+        assert isinstance(step, Reject)
+        assert step.reason is not RejectReason.REGION_NOT_ALLOWED
