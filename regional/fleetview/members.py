@@ -56,6 +56,8 @@ class Members:
         for uid, spec in declared.items():
             self._declare(uid, spec, now)
         for endpoint in self.endpoints.values():
+            if endpoint.reported and not endpoint.declared and endpoint.report is not None:
+                self._serve(endpoint, endpoint.report.models, False)  # aliases may have come or gone
             endpoint.hold = hold_of(endpoint, intent, self._region, self.gpus)
             self._columns.mark(endpoint, RATE)
 
@@ -163,7 +165,12 @@ class Members:
         return endpoint
 
     def _serve(self, endpoint: Endpoint, models: tuple[ServedModel, ...], changed: bool) -> None:
-        """Seat the endpoint in the pools of exactly these models."""
+        """Seat the endpoint in the pools of exactly these models; one told by an alias is the model that has it."""
+        known, aliases = self._intent.models, self._intent.aliases
+        if any(m.model in aliases and m.model not in known for m in models):
+            models = tuple(
+                m if m.model in known else ServedModel(aliases.get(m.model, m.model), m.served_as) for m in models
+            )
         if models != endpoint.models or not endpoint.seats:
             self._columns.unseat(endpoint)
             endpoint.models = models

@@ -91,7 +91,9 @@ def inventory(nodes: Iterable[Node], now: float) -> tuple[InventoryNode, ...]:
 
 
 def _told(report: EndpointReport, endpoint: Endpoint) -> EndpointReport:
-    """An endpoint's report with what this router found out itself, and without its key."""
+    """An endpoint's report with what this router found out itself, models by their own names, and without its key."""
+    if report.models != endpoint.models and not endpoint.declared:
+        report = replace(report, models=endpoint.models)
     if endpoint.gpu_down:
         return replace(report, api_key="", phase=EndpointPhase.UNREACHABLE, reason=endpoint.gpu_problem)
     if endpoint.dead:

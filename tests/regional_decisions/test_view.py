@@ -332,6 +332,22 @@ def test_endpoints_of_an_agent_vanish_a_day_after_it_fell_silent() -> None:
 # Intent
 
 
+def test_an_engine_that_lists_an_alias_serves_the_model_that_has_it_also_when_the_alias_comes_later() -> None:
+    made = rig()
+    made.report("n-1", [endpoint("ep-1", models=["Llama"])])
+    made.tick(0.1)
+    life, step = made.core.begin(facts(), made.now, no_revoke)
+    assert isinstance(step, SendToEndpoint)
+    assert (step.target.name, step.target.served_as) == ("ep-1", "Llama")
+    life.on_end(Outcome.ABORTED, Usage(), made.now)
+    told = [e for n in made.view.inventory(made.now) for e in n.endpoints]
+    assert [e.models for e in told] == [(ServedModel(MODEL, "Llama"),)]
+    made.view.set_intent(intent(2, aliases={}), made.now)
+    assert names(made) == set(), "without the alias it is another model"
+    made.view.set_intent(intent(3), made.now)
+    assert names(made) == {"ep-1"}
+
+
 def declared(**changes: object) -> EndpointIntent:
     values: dict[str, object] = {
         "uid": "d1",
