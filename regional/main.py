@@ -174,6 +174,7 @@ class _Router:
             self.keeper,
             self.tell.intent_applied,
             self.tell.corrupt_snapshot,
+            self.tell.intent_failed,
         )
         self.embedded: EmbeddedAgent | None = None
         if factory is not None:
@@ -330,6 +331,7 @@ class _Router:
             return
         if self.keeper is not None:
             tasks.start("keeper", self.keeper.run)
+        tasks.start("intent", self.loader.run)
         watch = Watch(
             self.who,
             self.held,
@@ -373,7 +375,7 @@ class _Router:
             demand=self.demand.rows,
             peer_rtts=self.peers.rtts,
             ready=lambda: self.readiness.ready,
-            applied=lambda: self.held.at,
+            applied=lambda: self.loader.applied,
             rejections=lambda: [str(r) for r in self.held.rejections],
             http_addresses=lambda: [self.where.http],
             grpc_addresses=lambda: [self.where.grpc],
@@ -390,8 +392,8 @@ class _Router:
         self.readiness.set("intent", True)
 
     def _fleet_file_changed(self, intent: Intent) -> None:
-        self.tell.intent_applied(intent.at.order, [])
         self.intent.replace(intent)
+        self.tell.intent_applied(intent.at.order, [])
 
     def _observed(self, observed: RegionObserved) -> None:
         self.view.set_region_observed(observed, self.clock.monotonic())

@@ -145,7 +145,10 @@ class FleetFile:
         self._asked.set()
 
     async def watch(self, on_intent: Callable[[Intent], None], on_error: Callable[[InvalidInput], None]) -> None:
-        """Until cancelled: hand over each new content of the file; one that is wrong is told and leaves the old in force."""
+        """Until cancelled: hand over each new content of the file; one that is wrong is told and leaves the old in force.
+
+        Raises what ``on_intent`` raises; run again, it hands over the same content again.
+        """
         while True:
             try:
                 async with asyncio.timeout(CHECK_INTERVAL_SECONDS):
@@ -158,8 +161,15 @@ class FleetFile:
                 intent = await asyncio.to_thread(self.load)
             except InvalidInput as error:
                 on_error(error)
-            else:
+                continue
+            except Exception:
+                self._seen = None
+                raise
+            try:
                 on_intent(intent)
+            except Exception:
+                self._seen = None  # what was not taken in is read again, unchanged as it is
+                raise
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:

@@ -135,6 +135,14 @@ class Teller:
             self._metrics.config_errors.inc(len(unread))
             self._log.error("parts of the intent could not be read and are left out", parts=unread[:20])
 
+    def intent_failed(self, version: tuple[int, int], error: Exception) -> None:
+        """A version that is held could not be put into use; it is tried again, and the one before stays in force."""
+        self._metrics.fault("intent")
+        if self._due("intent", f"{version} {type(error).__name__}"):
+            self._log.error("intent not applied", epoch=version[0], version=version[1], exc_info=error)
+            message = f"version {version[0]}/{version[1]} could not be put into use: {type(error).__name__}; it is tried again"
+            self._events.add("IntentNotApplied", message, "region", self._events.region, "error")
+
     def fault(self, part: str, error: BaseException | None) -> None:
         """A part of the router failed, or ended by itself, and is started again: a fault of ours."""
         self._metrics.fault(part)

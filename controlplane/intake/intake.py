@@ -169,18 +169,18 @@ class Intake:
         own = dict(self._events)
         theirs = {uid: dict(told.events) for uid, told in self._told.items() if told.events}
         wall = self._clock.wall()
-        events = [*own.values(), *(e for events in theirs.values() for e in events.values())]
+        happened = [*own.values(), *(e for events in theirs.values() for e in events.values())]
         try:
             async with self._database.write() as session:
                 await write_reports(session, reports.values(), wall)
                 await remove_nodes(session, removed.values())
-                await write_events(session, events, wall)
+                await write_events(session, happened, wall)
         except Unavailable:
             raise
         except Exception:  # noqa: BLE001  # something in it: each kind by itself, so that one item keeps nothing else out
             await self._what_can_be_written(list(reports.values()), partial(write_reports, wall=wall))
             await self._what_can_be_written(list(removed.values()), remove_nodes)
-            await self._what_can_be_written(events, partial(write_events, wall=wall))
+            await self._what_can_be_written(happened, partial(write_events, wall=wall))
         self._reports = {k: r for k, r in self._reports.items() if reports.get(k) is not r}
         self._removed = {k: n for k, n in self._removed.items() if removed.get(k) is not n}
         for uid in removed:

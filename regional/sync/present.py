@@ -22,6 +22,13 @@ class PresentIntent:
         self._listeners.append(listener)
 
     def replace(self, intent: Intent) -> None:
+        """Raises ExceptionGroup when listeners failed; all others have heard of it, and doing it again is harmless."""
         self._intent = intent
+        failed: list[Exception] = []
         for listener in self._listeners:
-            listener(intent)
+            try:
+                listener(intent)
+            except Exception as error:  # noqa: BLE001  # of any kind: told by whoever calls
+                failed.append(error)
+        if failed:
+            raise ExceptionGroup("parts of the router could not take the intent in", failed)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fleet.clock import SystemClock
 from fleet.resources.translate import SpecCache, intent_of
 from fleet.snapshot import IntentObject, IntentSnapshot, IntentVersion
+from regional.sync import loading as loading_module
 from regional.sync.held import HeldSnapshot
 from regional.sync.keeper import SnapshotKeeper
 from regional.sync.loading import IntentLoader
 from regional.sync.present import PresentIntent
 from regional.sync.snapshot_file import SnapshotFile
 from regional.sync.watch import Freshness
+from tests.router.waiting import until
 
 
 def objects(*models: str, broken: bool = False) -> list[IntentObject]:
@@ -35,6 +41,7 @@ class Loading:
         self.keeper = None if file is None else SnapshotKeeper(file, self.held, self.freshness, self.errors)
         self.applied: list[tuple[tuple[int, int], list[str]]] = []
         self.corrupt: list[str] = []
+        self.failed: list[tuple[tuple[int, int], str]] = []
         self.loader = IntentLoader(
             self.held,
             self.freshness,
@@ -43,6 +50,7 @@ class Loading:
             self.keeper,
             lambda order, unread: self.applied.append((order, unread)),
             self.corrupt.append,
+            lambda order, error: self.failed.append((order, repr(error))),
         )
 
     def errors(self, error: OSError) -> None:
@@ -66,6 +74,50 @@ async def test_what_is_held_is_used_and_kept_for_the_next_start(tmp_path: Path) 
     assert await second.loader.restore()
     assert second.present().at.version == 4
     assert second.freshness.age_seconds() is not None
+
+
+@pytest.mark.parametrize("where", ["reading", "listener"])
+async def test_a_version_that_cannot_be_used_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Held is not used: without another try it would stay out of force until something else changes, which may be never."""
+    monkeypatch.setattr(loading_module, "RETRY_SECONDS", 0.01)
+    loading, broken, heard = Loading(tmp_path / "snapshot"), [True], []
+
+    def read(*args: Any) -> Any:
+        if broken and where == "reading":
+            raise KeyError("reading")
+        return intent_of(*args)
+
+    def first(_intent: object) -> None:
+        if broken and where == "listener":
+            raise KeyError("listener")
+
+    monkeypatch.setattr(loading_module, "intent_of", read)
+    loading.present.subscribe(first)
+    loading.present.subscribe(lambda intent: heard.append(intent.at.version))
+    trying = asyncio.create_task(loading.loader.run())
+    loading.held.offer_full(snapshot(4, objects("a")))
+    await loading.loader.changed()
+    await until(lambda: len(loading.failed) > 2)
+    assert all(order == (1, 4) and where in error for order, error in loading.failed)
+    assert loading.loader.applied.version == 0
+    assert loading.applied == []
+    assert not (tmp_path / "snapshot").exists(), "the next start does not begin with it either"
+    if where == "listener":
+        assert set(heard) == {4}, "the parts after the one that failed have heard of it"
+    broken.clear()
+    await until(lambda: loading.applied == [((1, 4), [])])
+    assert loading.loader.applied.version == 4
+    assert heard[-1] == 4
+    assert loading.keeper is not None
+    await loading.keeper.flush()
+    broken.append(True)
+    later = Loading(tmp_path / "snapshot")
+    later.present.subscribe(first)
+    assert not await later.loader.restore(), "the router starts nevertheless"
+    assert later.failed
+    trying.cancel()
 
 
 async def test_a_snapshot_of_another_region_is_not_used(tmp_path: Path) -> None:

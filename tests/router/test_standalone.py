@@ -181,6 +181,25 @@ def test_a_control_plane_with_the_same_secret_key_derives_the_same_secrets() -> 
     assert ours.identity_keys == theirs.identity_keys()
 
 
+async def test_a_content_that_could_not_be_taken_in_is_handed_over_again(tmp_path: Path) -> None:
+    path = fleet_file(tmp_path / "f.yaml")
+    file = FleetFile(path, "eu", StandaloneSecrets.of(["a root key of this test"]), {}, SystemClock(), loopback=True)
+    file.load()
+    path.write_text(path.read_text() + "\n")
+    taken: list[int] = []
+
+    def take(_intent: object) -> None:
+        taken.append(1)
+        if len(taken) == 1:
+            raise KeyError("once")
+
+    with pytest.raises(KeyError):
+        await file.watch(take, lambda error: None)
+    again = asyncio.create_task(file.watch(take, lambda error: None))  # as its supervisor does
+    await until(lambda: len(taken) == 2)
+    again.cancel()
+
+
 def test_versions_rise_over_reloads_and_restarts(tmp_path: Path) -> None:
     path, secrets = fleet_file(tmp_path / "f.yaml"), StandaloneSecrets.of(["a root key of this test"])
 
