@@ -35,8 +35,9 @@ class DemandRow:
     model: str
     sla_class: str
     requests_per_second: float
-    input_tokens_per_second: float
-    output_tokens_per_second: float
+    input_tokens_per_second: float | None
+    """Of all these requests, from those whose engine counted; None when none did."""
+    output_tokens_per_second: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,22 +75,29 @@ def merged_rows(reports: Sequence[RegionReport]) -> tuple[CapacityRow, ...]:
 
 def summed_demand(reports: Iterable[RegionReport]) -> tuple[DemandRow, ...]:
     """Demand per origin, model and class over all live routers."""
-    total: dict[tuple[str, str, str], DemandRow] = {}
+    by_key: dict[tuple[str, str, str], list[DemandRow]] = {}
     for report in reports:
         for row in report.demand:
-            key = (row.origin, row.model, row.sla_class)
-            so_far = total.get(key)
-            total[key] = (
-                row
-                if so_far is None
-                else replace(
-                    so_far,
-                    requests_per_second=so_far.requests_per_second + row.requests_per_second,
-                    input_tokens_per_second=so_far.input_tokens_per_second + row.input_tokens_per_second,
-                    output_tokens_per_second=so_far.output_tokens_per_second + row.output_tokens_per_second,
-                )
-            )
-    return tuple(total[key] for key in sorted(total))
+            by_key.setdefault((row.origin, row.model, row.sla_class), []).append(row)
+    return tuple(
+        DemandRow(
+            *key,
+            sum(r.requests_per_second for r in rows),
+            _tokens([(r.requests_per_second, r.input_tokens_per_second) for r in rows]),
+            _tokens([(r.requests_per_second, r.output_tokens_per_second) for r in rows]),
+        )
+        for key, rows in sorted(by_key.items())
+    )
+
+
+def _tokens(rates: Sequence[tuple[float, float | None]]) -> float | None:
+    """Tokens per second over (requests, tokens) of several routers: those that do not know count as many as the others do."""
+    known = [(requests, tokens) for requests, tokens in rates if tokens is not None]
+    requests = sum(requests for requests, _ in known)
+    tokens = sum(tokens for _, tokens in known)
+    if len(known) == len(rates):
+        return tokens
+    return tokens * sum(requests for requests, _ in rates) / requests if requests > 0 else None
 
 
 def region_observed(region: str, held: Sequence[Held], now: float) -> RegionObserved:

@@ -147,8 +147,8 @@ def region_report_from_wire(m: region_pb2.RegionReport) -> RegionReport:
                 d.model,
                 d.sla_class,
                 finite(d.requests_per_second, 0, 1e9) or 0.0,
-                finite(d.input_tokens_per_second, 0, 1e12) or 0.0,
-                finite(d.output_tokens_per_second, 0, 1e12) or 0.0,
+                finite(d.input_tokens_per_second, 0, 1e12) if d.HasField("input_tokens_per_second") else None,
+                finite(d.output_tokens_per_second, 0, 1e12) if d.HasField("output_tokens_per_second") else None,
             )
             for d in m.demand
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleet.capacity import DemandRow
 from regional.request.steps import RequestRecord
@@ -16,19 +16,40 @@ _Key = tuple[str, str, str]
 
 
 @dataclass(slots=True)
+class _Tokens:
+    """Of the requests whose engine counted. A fading sum, as is how many of them there were."""
+
+    counted: float = 0.0
+    requests: float = 0.0
+
+    def add(self, tokens: int | None) -> None:
+        if tokens is not None:
+            self.counted += tokens
+            self.requests += 1.0
+
+    def fade(self, share: float) -> None:
+        self.counted *= share
+        self.requests *= share
+
+    def of(self, requests: float) -> float | None:
+        """What ``requests`` come to, going by those that are known; None when none is."""
+        return requests * self.counted / self.requests if self.requests >= _FORGET_BELOW else None
+
+
+@dataclass(slots=True)
 class _Rate:
     """Exponentially fading sums: divided by the window they are rates per second."""
 
     at: float
     requests: float = 0.0
-    input_tokens: float = 0.0
-    output_tokens: float = 0.0
+    input: _Tokens = field(default_factory=_Tokens)
+    output: _Tokens = field(default_factory=_Tokens)
 
     def fade(self, now: float) -> None:
         share = math.exp(-max(0.0, now - self.at) / WINDOW_SECONDS)
         self.requests *= share
-        self.input_tokens *= share
-        self.output_tokens *= share
+        self.input.fade(share)
+        self.output.fade(share)
         self.at = max(self.at, now)
 
 
@@ -52,8 +73,8 @@ class DemandMeter:
             rate = self._rates.setdefault(key, _Rate(now))
         rate.fade(now)
         rate.requests += 1.0
-        rate.input_tokens += record.usage.prompt_tokens or 0
-        rate.output_tokens += record.usage.completion_tokens or 0
+        rate.input.add(record.usage.prompt_tokens)
+        rate.output.add(record.usage.completion_tokens)
 
     def rows(self, now: float) -> tuple[DemandRow, ...]:
         """The present rates; what has faded away is forgotten."""
@@ -63,15 +84,6 @@ class DemandMeter:
             if rate.requests < _FORGET_BELOW:
                 del self._rates[key]
                 continue
-            origin, model, sla_class = key
-            rows.append(
-                DemandRow(
-                    origin,
-                    model,
-                    sla_class,
-                    rate.requests / WINDOW_SECONDS,
-                    rate.input_tokens / WINDOW_SECONDS,
-                    rate.output_tokens / WINDOW_SECONDS,
-                )
-            )
+            per_second = rate.requests / WINDOW_SECONDS
+            rows.append(DemandRow(*key, per_second, rate.input.of(per_second), rate.output.of(per_second)))
         return tuple(rows)

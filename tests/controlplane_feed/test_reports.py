@@ -197,6 +197,10 @@ def test_facts_come_from_one_router_and_work_is_summed() -> None:
     assert [r.router_uid for r in observed.routers] == ["r-1", "r-2"]
     assert observed.age_seconds == 1.0
     assert summed_demand(h.report for h in held) == (DemandRow("FR", "m", "interactive", 3.0, 200.0, 100.0),)
+    uncounted = replace(demand, input_tokens_per_second=None, output_tokens_per_second=None)
+    told = [report(demand=(demand,)), report(demand=(uncounted,))]
+    assert summed_demand(told) == (DemandRow("FR", "m", "interactive", 3.0, 200.0, 100.0),), "as many as the others"
+    assert summed_demand(told[1:]) == (uncounted,)
 
 
 def test_a_ready_router_is_believed_before_one_that_is_not() -> None:

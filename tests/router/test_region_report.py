@@ -6,6 +6,8 @@ import asyncio
 import random
 from dataclasses import replace
 
+import pytest
+
 from fleet.accelerator import AcceleratorState, DeviceHealth
 from fleet.capacity import CapacityRow, InventoryNode, inventory_digest
 from fleet.clock import ManualClock, SystemClock
@@ -127,6 +129,20 @@ def test_demand_is_a_smoothed_rate_that_fades() -> None:
     assert 9.0 < row.requests_per_second < 10.5
     assert 900 < row.input_tokens_per_second < 1050
     assert meter.rows(100.0 + 20 * WINDOW_SECONDS) == ()
+
+
+def test_tokens_that_no_engine_counted_are_unknown_and_not_zero() -> None:
+    meter = DemandMeter()
+    for i in range(1000):
+        meter.add(replace(record(), usage=Usage()), i / 10)
+    (row,) = meter.rows(100.0)
+    assert 9.0 < row.requests_per_second < 10.5
+    assert (row.input_tokens_per_second, row.output_tokens_per_second) == (None, None)
+    for i in range(1000, 2000):  # one in two is counted: all come to what those do
+        meter.add(replace(record(), usage=Usage() if i % 2 else Usage(100, None)), i / 10)
+    (row,) = meter.rows(200.0)
+    assert row.input_tokens_per_second == pytest.approx(100 * row.requests_per_second)
+    assert row.output_tokens_per_second is None
 
 
 def test_demand_rows_are_bounded() -> None:

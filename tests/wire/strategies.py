@@ -176,8 +176,8 @@ region_reports = st.builds(
             model=text,
             sla_class=text,
             requests_per_second=amount,
-            input_tokens_per_second=amount,
-            output_tokens_per_second=amount,
+            input_tokens_per_second=st.none() | amount,
+            output_tokens_per_second=st.none() | amount,
         )
     ),
     peer_rtt_seconds=st.dictionaries(text, st.floats(0, 3600), max_size=3).map(lambda d: tuple(sorted(d.items()))),

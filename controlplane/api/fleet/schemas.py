@@ -35,8 +35,8 @@ class DemandItem(BaseModel):
     model: str
     sla_class: str
     requests_per_second: float
-    input_tokens_per_second: float
-    output_tokens_per_second: float
+    input_tokens_per_second: float | None = Field(description=Unknown)
+    output_tokens_per_second: float | None = Field(description=Unknown)
 
 
 class RouterItem(BaseModel):
