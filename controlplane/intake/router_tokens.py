@@ -19,6 +19,8 @@ from fleet.errors import HeadraceError, Unavailable
 from fleet.process.logs import get_logger
 
 REFRESH_SECONDS = 1.0
+ASK_SECONDS = 0.2
+"""Tokens that are not known have the table read at most this often, however many are shown (rel-S14)."""
 ROUTER_ROLE = "router"
 
 _log = get_logger("intake")
@@ -73,6 +75,10 @@ class RouterTokens:
         self._clock = clock
         self._known: dict[str, RouterToken] = {}
         self._grants: set[Grant] = set()
+        self._begun = self._applied = 0
+        """Numbers of the last reading that was begun, and of the one that is in force."""
+        self._begun_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def run(self) -> None:
@@ -89,8 +95,13 @@ class RouterTokens:
         statement = select(
             AdminToken.digest, AdminToken.uid, AdminToken.name, AdminToken.region, AdminToken.expires_at
         ).where(AdminToken.role == ROUTER_ROLE)
+        self._begun += 1
+        number, self._begun_at = self._begun, asyncio.get_running_loop().time()
         async with self._database.read() as session:
             rows = (await session.execute(statement)).all()
+        if number < self._applied:
+            return  # one that began later has overtaken it
+        self._applied = number
         self._known = {
             row.digest: RouterToken(
                 row.uid, row.name, row.region or "", row.expires_at.timestamp() if row.expires_at else None
@@ -113,7 +124,7 @@ class RouterTokens:
         token, digest = self._find(bearer)
         if token is None:
             try:
-                await self.refresh()
+                await self._ask()
             except DatabaseUnavailable as error:
                 raise Unavailable("the token cannot be checked now: " + str(error)) from None
             token, digest = self._find(bearer)
@@ -127,6 +138,22 @@ class RouterTokens:
         grant = Grant(digest, token, asyncio.get_running_loop().create_future())
         self._grants.add(grant)
         return grant
+
+    async def _ask(self) -> None:
+        """Return when the table has been read at a moment after now: one reading for all who ask meanwhile.
+
+        Raises DatabaseUnavailable.
+        """
+        before = self._begun
+        while self._applied <= before:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._refresh_in_turn())
+                self._asking.add_done_callback(_heard)  # whoever asked may have gone
+            await asyncio.shield(self._asking)
+
+    async def _refresh_in_turn(self) -> None:
+        await asyncio.sleep(self._begun_at + ASK_SECONDS - asyncio.get_running_loop().time())
+        await self.refresh()
 
     def release(self, grant: Grant) -> None:
         """The stream has ended."""
@@ -150,6 +177,11 @@ class RouterTokens:
         if token is None or (token.expires_at is not None and token.expires_at <= self._clock.wall()):
             return None
         return token
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _end(grant: Grant, why: Ended) -> None:
