@@ -44,7 +44,10 @@ def full_spec(kind: ApiKind, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def put(tx: Transaction, kind: ApiKind, given: Input, spec: Spec, existing: Resource | None) -> Written:
-    """Write the resource as given; nothing happens when it is so already. :func:`check` comes after."""
+    """Write the resource as given; nothing happens when it is so already. :func:`check` comes after.
+
+    Raises Problem (409) naming each field that may not change in place.
+    """
     new_spec = stored_spec(spec)
     secret_field = kind.secret_field
     cleared = secret_field is not None and secret_field in spec.model_fields_set and getattr(spec, secret_field) is None
@@ -67,6 +70,7 @@ async def put(tx: Transaction, kind: ApiKind, given: Input, spec: Spec, existing
         tx.world.add(row)
         tx.written("created", row, secret.secrets, secret.changed)
         return Written(row, "created", secret.shown)
+    _unchangeable(kind, row, new_spec)
     diff = _diff(kind, row, given, new_spec)
     if secret.changed:
         diff.append({"pointer": f"/spec/{secret_field}", "from": "(secret)", "to": "(another secret)"})
@@ -135,6 +139,24 @@ async def bury(tx: Transaction, row: Resource) -> None:
         await holds.release(tx, row.kind, row.uid)
     tx.world.bury(row, tx.now, tx.version)
     tx.removed(row)
+
+
+def _unchangeable(kind: ApiKind, row: Resource, new_spec: Mapping[str, Any]) -> None:
+    errors = []
+    for name in sorted(kind.spec.immutable):
+        default = kind.spec.model_fields[name].get_default(call_default_factory=True)
+        old, new = row.spec.get(name, default), new_spec.get(name, default)
+        if old != new:
+            told = f"is {canonical_json(old).decode()} for good, not {canonical_json(new).decode()}"
+            errors.append(FieldError(f"/spec/{name}", told))
+    if errors:
+        fields = ", ".join(error.pointer.removeprefix("/spec/") for error in errors)
+        raise Problem(
+            "conflict",
+            f"{row.kind} {row.name} is one immutable version: {fields} cannot change in place; create another {row.kind} "
+            f"and move aliases or routes to it",
+            errors=errors,
+        )
 
 
 def _diff(kind: ApiKind, row: Resource, given: Input, new_spec: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -62,5 +62,7 @@ class Spec(Strict):
 
     secret_fields: ClassVar[frozenset[str]] = frozenset()
     """Top-level fields that are write-only: stored encrypted or digested, published apart, shown as a hint."""
+    immutable: ClassVar[frozenset[str]] = frozenset()
+    """Top-level fields that stay as they were when the resource was created: another value is another resource."""
     references: ClassVar[dict[str, str]] = {}
     """Dotted field path to the kind it names; ``[]`` stands for every element of a list. ``*`` patterns are not references."""

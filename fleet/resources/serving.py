@@ -11,6 +11,7 @@ from fleet.resources.base import Alias, BaseUrl, Pattern, ResourceName, Spec, St
 
 
 class ModelSpec(Spec):
+    immutable: ClassVar[frozenset[str]] = frozenset({"task", "version", "context_tokens", "weights_gib"})
     references: ClassVar[dict[str, str]] = {"policy": "policy"}
 
     task: Literal["chat", "completion", "embedding", "rerank", "other"] = "chat"

@@ -34,7 +34,7 @@ async def test_every_changing_call_is_audited_with_its_outcome(
         await operator.post("/api/v1/models", json={"name": "m"}),
         await operator.post("/api/v1/models", json={"name": "m"}),
         await operator.post("/api/v1/models", json={"name": "BAD"}),
-        await operator.patch("/api/v1/models/m", json={"spec": {"version": "3"}}),
+        await operator.patch("/api/v1/models/m", json={"spec": {"aliases": ["m-3"]}}),
         await operator.put("/api/v1/models/gone", json={"name": "gone"}),
         await operator.post("/api/v1/tenants", json={"name": "t"}),
         await operator.post("/api/v1/nodes/eu-west-a-1:drain"),
@@ -44,7 +44,7 @@ async def test_every_changing_call_is_audited_with_its_outcome(
 
     assert [e["outcome"] for e in entries] == [c.status_code for c in calls] == [201, 409, 422, 200, 404, 403, 200, 200]
     assert [e["request_id"] for e in entries] == [c.headers["x-request-id"] for c in calls]
-    assert entries[3]["detail"]["resources"][0]["spec"] == {"version": "3"}
+    assert entries[3]["detail"]["resources"][0]["spec"] == {"aliases": ["m-3"]}
     before = len(await _audit(admin))
     await operator.get("/api/v1/models")
     await client_of("wrong").post("/api/v1/models", json={"name": "m"})

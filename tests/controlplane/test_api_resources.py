@@ -504,3 +504,43 @@ async def test_a_hold_goes_with_what_it_holds(full: Client, feed: IntentFeed) ->
     assert not [o for o in objects if o.kind in ("hold", "endpoint")]
     missing = await full.post("/api/v1/nodes/nowhere:drain")
     assert missing.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("field", "other"), [("version", "2"), ("task", "embedding"), ("context_tokens", 8192), ("weights_gib", 8.5)]
+)
+async def test_a_model_is_one_version_for_good(admin: Client, field: str, other: object) -> None:
+    """Requests under way, prices and caches go by it; what may point elsewhere is its aliases and its policy."""
+    written = {"version": "1", "task": "chat", "context_tokens": 4096, "weights_gib": 16.0}
+    for name, spec in (("full", written), ("bare", {})):
+        assert (await admin.post("/api/v1/models", json={"name": name, "spec": spec})).status_code == 201
+        for refused, pointer in (
+            (await admin.patch(f"/api/v1/models/{name}", json={"spec": {field: other}}), f"/spec/{field}"),
+            (
+                await admin.put(f"/api/v1/models/{name}", json={"name": name, "spec": spec | {field: other}}),
+                f"/spec/{field}",
+            ),
+            (
+                await admin.post(
+                    "/api/v1/apply",
+                    json=[
+                        {"kind": "model", "name": "new", "spec": {}},
+                        {"kind": "model", "name": name, "spec": spec | {field: other}},
+                    ],
+                ),
+                f"/1/spec/{field}",
+            ),
+        ):
+            assert refused.status_code == 409, refused.text
+            assert [e["pointer"] for e in refused.json()["errors"]] == [pointer]
+            assert field in refused.json()["detail"]
+        assert (await admin.get("/api/v1/models/new")).status_code == 404
+        moved = await admin.patch(f"/api/v1/models/{name}", json={"spec": {"aliases": [f"{name}-alias"]}})
+        assert moved.status_code == 200, moved.text
+        same = await admin.put(
+            f"/api/v1/models/{name}",
+            json={"name": name, "spec": spec | {"aliases": [f"{name}-alias"], "version": "1", "task": "chat"}},
+        )
+        assert same.status_code == 200, "what is said with its default is not another value"
+    assert (await admin.delete("/api/v1/models/bare")).status_code == 200
+    assert (await admin.post("/api/v1/models", json={"name": "bare", "spec": {field: other}})).status_code == 201

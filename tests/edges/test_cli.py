@@ -197,7 +197,7 @@ def test_watch_prints_changes_until_the_resource_is_gone(shell: Shell, control_p
     try:
         line = child.stdout.readline()
         assert line.startswith("{")
-        shell.ok("apply", "-f", "-", stdin="kind: model\nname: watched\nspec: {context_tokens: 4096}\n")
+        shell.ok("apply", "-f", "-", stdin="kind: model\nname: watched\nspec: {aliases: [watched-4096]}\n")
         ends = time.monotonic() + 30
         while "4096" not in line and time.monotonic() < ends:
             line = child.stdout.readline()
