@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from regional.gateway import errors, hop
 from regional.gateway.openai import BadBody, RequestBody
-from regional.gateway.upstream import UpstreamConnection, UpstreamPool
+from regional.gateway.pools import UpstreamPool
+from regional.gateway.upstream import UpstreamConnection
 from regional.request.steps import AttemptResult, Outcome, SendToEndpoint, SendToRegion
 
 if TYPE_CHECKING:

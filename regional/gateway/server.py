@@ -20,10 +20,10 @@ from regional.gateway.exchange import Exchange
 from regional.gateway.hop import peer_answer
 from regional.gateway.openai import PATHS
 from regional.gateway.placement import Placement
+from regional.gateway.pools import Upstreams
 from regional.gateway.reception import Reception
 from regional.gateway.request import ClientRequest, Kind
 from regional.gateway.settings import GatewaySettings
-from regional.gateway.upstream import Upstreams
 from regional.metrics import RouterMetrics
 from regional.request.interfaces import RequestCore
 from regional.request.steps import AttemptResult, EndpointTarget, Outcome, RequestRecord, SendToEndpoint, SendToRegion
