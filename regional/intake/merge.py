@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from fleet.endpoint import EndpointPhase, EndpointReport
@@ -33,16 +34,33 @@ class ReportMerge:
             added = [_draining(endpoint) for endpoint in added]
         return replace(report, endpoints=(*report.endpoints, *added))
 
-    def from_embedded(self, report: NodeReport) -> NodeReport | None:
-        """The report to use; None when the node has an agent, whose next report will carry what is new."""
+    def from_embedded(
+        self, report: NodeReport, *, agent_gone: bool = False, after: tuple[int, int] | None = None
+    ) -> NodeReport | None:
+        """The report to use; None when the node has an agent, whose next report will carry what is new.
+
+        ``agent_gone``: nobody will speak for the node any more. The report then follows ``after``, the last one's incarnation
+        and sequence: two senders do not count alike. An agent that comes back starts with a higher incarnation.
+        """
         if report.node_uid in self._by_agent:
-            self._embedded[report.node_uid] = report
-            return None
+            if not agent_gone:
+                self._embedded[report.node_uid] = report
+                return None
+            self._by_agent.discard(report.node_uid)
         if report.endpoints:
             self._embedded[report.node_uid] = report
         else:
             self._embedded.pop(report.node_uid, None)
+        if after is not None and report.order <= after:
+            return replace(report, incarnation=after[0], sequence=after[1] + 1)
         return report
+
+    def keep(self, known: Container[str], count: int) -> None:
+        """Forget nodes that are not among the ``count`` that are known, when there are many of them."""
+        if len(self._by_agent) <= 2 * count + 64:
+            return
+        self._by_agent = {uid for uid in self._by_agent if uid in known}
+        self._embedded = {uid: report for uid, report in self._embedded.items() if uid in known}
 
 
 def _draining(endpoint: EndpointReport) -> EndpointReport:

@@ -16,6 +16,7 @@ from fleet.report import NodeDirective, NodeReport
 from fleet.wire.headrace.v1 import agent_pb2, agent_pb2_grpc, region_pb2
 from fleet.wire.identity import InvalidIdentity, NodeIdentity, verify_identity
 from fleet.wire.reports import directive_to_wire, node_report_from_wire
+from regional.fleetview.node import Node, NodeState
 from regional.fleetview.view import ReportAnswer
 from regional.intake.admission import StreamAdmission
 from regional.intake.directives import Directives
@@ -29,6 +30,8 @@ MIN_REPORT_SECONDS = 0.02
 FIRST_REPORT_SECONDS = 30.0
 """A stream must say something within this time, and never be silent for longer than ``SILENCE_SECONDS``."""
 SILENCE_SECONDS = 90.0
+AGENT_GONE_SECONDS = 60.0
+"""After this long without its agent the endpoints written down for a node are watched from here again."""
 LAST_WRITE_SECONDS = 1.0
 """A directive on its way gets this long before a stream is ended without a word."""
 
@@ -131,6 +134,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         if self._newest.get(node_uid) is not stream:
             return  # the node has a newer one: that one speaks for it
         del self._newest[node_uid]
+        known = self._core.view.nodes
+        self._merge.keep(known, len(known))
         if not self._stopping:
             self._pulse.carry_out(self._core.on_stream_closed(node_uid, self._clock.monotonic()))
 
@@ -174,9 +179,23 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     def take_embedded(self, report: NodeReport) -> None:
         """A report of this router's own embedded agent."""
-        merged = self._merge.from_embedded(report)
+        node = self._core.view.nodes.get(report.node_uid)
+        merged = self._merge.from_embedded(
+            report, agent_gone=self._agent_gone(report.node_uid, node), after=None if node is None else node.order
+        )
         if merged is not None:
             self._take(merged)
+
+    def _agent_gone(self, uid: str, node: Node | None) -> bool:
+        """True when no agent speaks for a node any more, and nothing that only its agent knew is kept alive without it."""
+        if uid in self._newest:
+            return False
+        if node is None or not node.reported:
+            return True
+        if node.silent_seconds(self._clock.monotonic()) < AGENT_GONE_SECONDS:
+            return False
+        written = self._core.view.intent.endpoints
+        return node.state is NodeState.DEAD or all(u in written or e.dead for u, e in node.endpoints.items())
 
     def _take(self, report: NodeReport) -> None:
         """A report whose sender is known to be who it says."""

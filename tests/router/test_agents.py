@@ -16,7 +16,7 @@ import pytest
 
 from fleet.accelerator import DeviceHealth
 from fleet.endpoint import EngineLoad
-from fleet.report import AgentPhase
+from fleet.report import AgentPhase, NodeReport
 from fleet.wire.identity import NodeIdentity, sign_identity
 from fleet.wire.reports import node_report_to_wire
 from regional.settings import RouterSettings
@@ -300,3 +300,39 @@ async def test_too_many_streams_at_once_are_told_when_to_come_back(tmp_path: Pat
             assert delays[0] >= 1000
         for call in calls:
             call.cancel()
+
+
+async def test_a_node_whose_agent_is_gone_is_watched_from_outside_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written down for it goes on being looked at: before, nobody did once an agent had spoken for the node."""
+    monkeypatch.setattr("regional.intake.service.AGENT_GONE_SECONDS", 0.5)
+
+    class Bare(ScriptedAgent):
+        """It sees no engine of its own."""
+
+        def report(self, **changes: Any) -> NodeReport:
+            return super().report(endpoints=(), **changes)
+
+    async with BareEngine("one").serving() as one:
+        settings = RouterSettings.embedded(
+            fleet=str(fleet_file(tmp_path / "f.yaml", ("one", one.url))), state_dir=str(tmp_path / "state")
+        )
+        async with router(settings) as running:
+            await until(running.serves)
+            agent = Bare(running.grpc, "eu-a-1", one)
+            region = Region(running, [agent])
+            async with agent.running():
+                agent.incarnation = int(time.time()) + 1000  # as one that was started after this router
+
+                async def spoken_for() -> bool:
+                    nodes = (await running.page("/debug/endpoints"))["nodes"]
+                    return any(g["uuid"] == agent.gpu.uuid for n in nodes for g in n["gpus"])
+
+                await until(spoken_for)
+
+            async def seen_from_outside() -> bool:
+                return not await spoken_for() and await region.node_state("eu-a-1") == "ready"
+
+            await until(seen_from_outside, what="its engine was not looked at again")
+            assert (await running.chat())[0] == 200

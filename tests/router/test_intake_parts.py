@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -107,6 +108,30 @@ def test_an_endpoint_that_was_struck_out_leaves_the_agents_reports() -> None:
     assert len(merge.from_agent(report()).endpoints) == 1
     merge.from_embedded(report())
     assert merge.from_agent(report()).endpoints == ()
+
+
+def test_endpoints_of_a_node_whose_agent_is_gone_are_watched_from_here_again() -> None:
+    merge = ReportMerge()
+    merge.from_agent(replace(report(), incarnation=9, sequence=70))
+    written = report(endpoint("written", "http://h:1"))
+    assert merge.from_embedded(written) is None
+    first = merge.from_embedded(written, agent_gone=True, after=(9, 70))
+    assert first is not None
+    assert first.order == (9, 71), "it is news after the agent's last word"
+    second = merge.from_embedded(written, after=first.order)
+    assert second is not None
+    assert second.order == (9, 72)
+    back = merge.from_agent(replace(report(endpoint("own", "http://h:2")), incarnation=10))
+    assert [e.uid for e in back.endpoints] == ["own", "written"]
+    assert merge.from_embedded(written, after=back.order) is None, "the agent is back: the node is its own"
+
+
+def test_what_is_remembered_of_agents_is_bounded() -> None:
+    merge = ReportMerge()
+    for number in range(500):
+        merge.from_agent(replace(report(), node_uid=f"n{number}"))
+        merge.keep({f"n{number}"}, 1)
+    assert sum(merge.from_embedded(replace(report(), node_uid=f"n{n}")) is None for n in range(500)) <= 66
 
 
 # Directives
