@@ -54,6 +54,10 @@ class _Watch:
     judged_at: float = -1e18
     """When the last outcome came in."""
     misses: int = 0
+    rounds: int = 0
+    """Unanswered probes in a row while its node reported as ever."""
+    silent_since: float | None = None
+    """When the first of the probes was sent that have in a row not been answered."""
 
 
 class Liveness:
@@ -74,6 +78,8 @@ class Liveness:
         self._suspected_at: dict[str, float] = {}
         """By uid of a node that is SUSPECT: since when."""
         self._unseen_looked_at = -1e18
+        self._silent_at: dict[str, float] = {}
+        """By uid of a node that reports as ever: when one of its endpoints last left a probe without an answer."""
 
     def on_report(self, report: NodeReport, now: float) -> tuple[Action, ...]:
         """A report that the view has accepted: the node's lease is renewed."""
@@ -122,6 +128,10 @@ class Liveness:
         if watch is not None:
             asked_at = now if watch.asked_at is None else watch.asked_at
             watch.asked_at = None
+            if outcome is not ProbeOutcome.SILENT:
+                watch.silent_since, watch.rounds = None, 0
+            elif watch.silent_since is None:
+                watch.silent_since = asked_at
             if not self._evidence(endpoint, watch, outcome, now):
                 watch.next_at = now + self.settings.down_probe_interval_seconds
                 return ()
@@ -146,25 +156,40 @@ class Liveness:
                 return False
         if self._lateness.seconds(now) > watch.allowed + self.settings.late_grain_seconds:
             return False  # later than the probe allowed for: the answer may have been there
-        # Of a node that reports as ever, only a hang is in question.
         node = endpoint.node
-        well = node.reported and node.state not in _SILENT_STATES and not node.stream_closed and not endpoint.silent
-        return not (well and self._lateness.strained(now))
+        if endpoint.dead or endpoint.silent or node.stream_closed or not node.reported or node.state in _SILENT_STATES:
+            return True
+        # Its node reports as ever, so only a hang is in question; and that takes patience.
+        if self._lateness.strained(now):
+            return False
+        watch.rounds += 1
+        self._silent_at[node.uid] = now
+        if not self._progressed(endpoint, outcome, now, now):
+            endpoint.suspect_until = max(endpoint.suspect_until, now + self.settings.quiet_seconds)
+            self._view.changed(endpoint)
+        if watch.rounds < self.settings.hang_rounds:
+            return False
+        since = now if watch.silent_since is None else watch.silent_since
+        return now - since >= self.settings.crowd_patience_seconds or not self._in_company(node, now)
+
+    def _in_company(self, node: Node, now: float) -> bool:
+        """Whether engines of other nodes, whose agents are well too, are silent at the same time."""
+        recent = now - self.settings.crowd_seconds
+        self._silent_at = {uid: at for uid, at in self._silent_at.items() if at >= recent}
+        return any(uid != node.uid for uid in self._silent_at)
 
     def _progressed(self, endpoint: Endpoint, outcome: ProbeOutcome, asked_at: float, now: float) -> bool:
         """Whether it has shown life while it was asked, or, when it is only silent, shortly before. Busy is not dead."""
         shown_at = max(endpoint.progress_at, endpoint.last_ok_at)
         if outcome is ProbeOutcome.SILENT:
-            return now - shown_at < self.settings.quiet_seconds + self._lateness.patience(now)
+            asked_at = min(asked_at, now - self.settings.quiet_seconds - self._lateness.patience(now))
         return shown_at > asked_at
 
     def tick(self, now: float) -> tuple[Action, ...]:
         """Lapsed leases, endpoints due for a probe, ejections that end. Ten to twenty times a second."""
         actions: list[Action] = []
-        reckoned = now - self._lateness.patience(now)
-        for node in self._view.nodes.values():
-            if node.lease is not None and node.state not in _SILENT_STATES and node.lease.lapsed(reckoned):
-                actions.extend(self._lapse(node, now))
+        for node in self._lapsed(now):
+            actions.extend(self._lapse(node, now))
         if now - self._unseen_looked_at > UNSEEN_SECONDS:
             self._unseen_looked_at = now
             for endpoint in self._view.endpoints.values():
@@ -184,6 +209,17 @@ class Liveness:
         return tuple(actions)
 
     # A node falls silent
+
+    def _lapsed(self, now: float) -> list[Node]:
+        """Nodes whose leases lapse now. When nearly all do at once, that is more likely us, or what is between: they get longer."""
+        s = self.settings
+        reckoned = now - self._lateness.patience(now)
+        held = [n for n in self._view.nodes.values() if n.lease is not None and n.state not in _SILENT_STATES]
+        found = [n for n in held if n.lease is not None and n.lease.lapsed(reckoned)]
+        if len(found) >= s.crowd_nodes and len(found) >= s.crowd_share * len(held):
+            reckoned = now - s.patience_max_seconds
+            found = [n for n in found if n.lease is not None and n.lease.lapsed(reckoned)]
+        return found
 
     def _lapse(self, node: Node, now: float) -> tuple[Action, ...]:
         for endpoint in node.endpoints.values():

@@ -47,6 +47,16 @@ class HealthSettings:
     """No progress for this long although probes are answered ejects (case-E01)."""
     quiet_seconds: float = 1.0
     """An engine that made progress this lately is busy when it does not answer a probe; a refusal is one all the same."""
+    hang_rounds: int = 2
+    """Probes in a row, of ``probe_tries`` each, that a place whose agent is well leaves without an answer before it is given up."""
+    crowd_patience_seconds: float = 10.0
+    """So long a place whose agent is well may be silent while places of other nodes are, too: that is the network, or a machine
+    short of CPU, rather than each of them. It gets no new work meanwhile where there is a choice."""
+    crowd_seconds: float = 1.0
+    """Silence of another node's places this lately is at the same time."""
+    crowd_nodes: int = 3
+    crowd_share: float = 0.67
+    """Leases of this many nodes, and this share of all, that lapse together are given ``patience_max_seconds`` more."""
     late_grain_seconds: float = 0.025
     """Ticks of ours that come later than this count as late: half a tick."""
     late_half_life_seconds: float = 1.0

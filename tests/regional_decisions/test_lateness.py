@@ -197,3 +197,69 @@ def test_a_peer_region_is_given_the_time_that_we_stood_still() -> None:
     assert made.view.peers.up("us-east", made.now)
     made.run(4.0)
     assert not made.view.peers.up("us-east", made.now)
+
+
+# Others are slow together
+
+
+def starved(names: tuple[str, ...]) -> Rig:
+    """One endpoint a node, each with a request that waits for its first byte; all agents are well."""
+    made = simple({"eu-west-a": len(names)})
+    made.run(3.0, beating=names)
+    made.actions.clear()
+    for i in range(8 * len(names)):
+        made.core.begin(facts(f"p{i}"), made.now, no_revoke)
+    assert all(made.inflight().values())
+    return made
+
+
+def test_engines_of_many_nodes_that_are_silent_at_once_are_busy_for_a_while() -> None:
+    names = ("a1", "a2", "a3", "a4")
+    made = starved(names)
+    made.run(8.0, dict.fromkeys(names, False), beating=names)
+    assert not deaths(made), "one machine short of CPU, or the network, and not four hangs"
+    made.run(1.0, beating=names)
+    assert not any(made.view.endpoints[n].suspect_until > made.now for n in names)
+
+
+def test_but_not_for_ever() -> None:
+    names = ("a1", "a2", "a3", "a4")
+    made = starved(names)
+    made.run(14.0, dict.fromkeys(names, False), beating=names)
+    assert {d.endpoint_uids for d in deaths(made)} == {(n,) for n in names}
+
+
+def test_one_that_leaves_a_first_probe_unanswered_gets_no_new_work_if_there_is_a_choice() -> None:
+    made = settled()
+    stuck(made, "a1")
+    while made.view.endpoints["a1"].suspect_until <= made.now:
+        made.run(0.05, {"a1": False}, beating=BOTH)
+    assert not deaths(made)
+    places = set()
+    for i in range(20):
+        _, step = made.core.begin(facts(f"n{i}"), made.now, no_revoke)
+        assert isinstance(step, SendToEndpoint)
+        places.add(step.target.name)
+    assert places == {"a2"}
+
+
+def test_leases_of_nearly_all_nodes_that_lapse_together_are_given_longer() -> None:
+    names = ("a1", "a2", "a3", "a4")
+    made = simple({"eu-west-a": 4})
+    made.run(3.0, beating=names)
+    made.actions.clear()
+    made.run(1.8)
+    assert not any(isinstance(a, DeclareSuspect) for a in made.actions)
+    made.run(2.0, dict.fromkeys(names, False))
+    assert len([a for a in deaths(made) if a.scope == "node"]) == 4
+
+
+def test_leases_of_a_whole_zone_are_not() -> None:
+    made = simple({"eu-west-a": 2, "eu-west-b": 2})
+    others = ("b1", "b2")
+    began = made.now
+    while {n for n in ("a1", "a2") if made.view.endpoints[n].dead} != {"a1", "a2"}:
+        for name in others:
+            made.report(f"node-{name}", [endpoint(name, [f"GPU-{name}"])], zone="eu-west-b", gpus=[gpu(f"GPU-{name}")])
+        made.run(0.1, {"a1": False, "a2": False})
+        assert made.now - began < 2.0
