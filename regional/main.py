@@ -197,7 +197,14 @@ class _Router:
             shared = RedisShared(url, self.who.region) if url else MemoryShared(MemoryHub(), self.clock)
         me = Myself(self.who.uid, self.who.incarnation, lambda: [self.where.grpc], lambda: [self.where.http])
         return Siblings(
-            shared, me, self.view, self.clock, self.rng, lambda: self.directives.changed(), self.tell.shared_state
+            shared,
+            me,
+            self.view,
+            self.core.placing,
+            self.clock,
+            self.rng,
+            lambda: self.directives.changed(),
+            self.tell.shared_state,
         )
 
     def _make_intake(self) -> AgentServicer:

@@ -138,4 +138,5 @@ def sibling_page(load: RouterLoad) -> dict[str, Any]:
         "grpc_addresses": list(load.grpc_addresses),
         "http_addresses": list(load.http_addresses),
         "outstanding": {uid: list(pair) for uid, pair in load.outstanding.items()},
+        "bans": dict(load.bans),
     }

@@ -1,7 +1,13 @@
 """Where a session lives: weighted rendezvous hashing of (session, endpoint uid), so that a change of the pool moves only the
-sessions it must (case-N01). Health, holds and overload break it; the next in the session's own order takes over."""
+sessions it must (case-N01). Health, holds and overload break it; the next in the session's own order takes over.
+
+Every router works the hash out by itself. Sibling routers are told of what the hash does not say: sessions that are served
+elsewhere, those that have come home from there, and those that live on an endpoint that has just been cordoned."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +20,8 @@ from regional.routing.filters import STANDING
 from regional.routing.filters.hold import Held
 
 MAX_REMEMBERED = 65_536
+MAX_AWAY = 10_000
+"""Sessions known to live elsewhere than their hash says, and moves that siblings have still to be told of."""
 SLOWER_FACTOR = 4.0
 """A session leaves an endpoint where it is expected to take this many times what it takes at the best one."""
 CHOICES = 3
@@ -39,6 +47,14 @@ def ranks(pool: Pool, session: int) -> Floats:
     return u
 
 
+class SessionMove(NamedTuple):
+    """A session lives there now. ``session`` is the hash that affinity goes by, as 16 hex digits."""
+
+    session: str
+    model: str
+    endpoint_uid: str
+
+
 class Affinity:
     """Remembers, within bounds, where sessions were last served: only those may stay on a cordoned endpoint."""
 
@@ -50,6 +66,11 @@ class Affinity:
         """Uid of the endpoint that served a session last."""
         self._homes: dict[tuple[str, int], tuple[int, int]] = {}
         """(layout, position) of a session's first choice."""
+        self._away: dict[tuple[str, int], str] = {}
+        """Sessions that live elsewhere than at home, as far as this router or a sibling has said so."""
+        self._untold: dict[tuple[str, int], str] = {}
+        """Moves that siblings do not know of yet; only the latest of each session."""
+        self._cordoned: frozenset[str] = frozenset()
 
     def pick(self, pool: Pool, costs: Floats, cheapest: int, asked: Asked, now: float) -> int:
         """Position of the session's endpoint, or -1 when it has to go by cost this time.
@@ -68,6 +89,9 @@ class Affinity:
         home = self._home(pool, session)
         if self._holds(pool, costs, cheapest, home):
             return home
+        moved = self._moved_to(pool, session)
+        if moved >= 0 and self._holds(pool, costs, cheapest, moved):
+            return moved
         order = ranks(pool, session)
         order[costs >= tier_ceiling(best_cost)] = -np.inf
         order[home] = -np.inf
@@ -103,9 +127,47 @@ class Affinity:
         lives = self._lives
         key = (pool.model, session)
         if lives.get(key) != uid:
-            if len(lives) >= MAX_REMEMBERED:
-                lives.pop(next(iter(lives)))
-            lives[key] = uid
+            _remember(lives, key, uid, MAX_REMEMBERED)
+            if pool.seats[self._home(pool, session)].endpoint.uid != uid:
+                _remember(self._away, key, uid, MAX_AWAY)
+                _remember(self._untold, key, uid, MAX_AWAY)
+            elif self._away.pop(key, None) is not None:
+                _remember(self._untold, key, uid, MAX_AWAY)
+
+    # Between sibling routers
+
+    def on_cordoned(self, uids: frozenset[str]) -> None:
+        """Just these endpoints are cordoned now. Where sessions may stay on one, siblings have to know which."""
+        fresh, self._cordoned = uids - self._cordoned, uids
+        if not fresh:
+            return
+        for key, uid in self._lives.items():
+            if uid in fresh:
+                _remember(self._untold, key, uid, MAX_AWAY)
+
+    def moves(self, limit: int) -> list[SessionMove]:
+        """Up to so many moves that siblings have not been told of, oldest first. They count as told from now on."""
+        keys = list(self._untold)[:limit]
+        return [SessionMove(f"{key[1]:016x}", key[0], self._untold.pop(key)) for key in keys]
+
+    def learn(self, moves: Iterable[SessionMove]) -> None:
+        """Siblings served these sessions there."""
+        for move in moves:
+            try:
+                session = int(move.session, 16)
+            except ValueError:
+                continue  # not a word of ours
+            if not 0 <= session < 2**64:
+                continue
+            key = (move.model, session)
+            _remember(self._lives, key, move.endpoint_uid, MAX_REMEMBERED)
+            _remember(self._away, key, move.endpoint_uid, MAX_AWAY)
+
+    def _moved_to(self, pool: Pool, session: int) -> int:
+        """Position of where the session lives when that is not its home, or -1."""
+        uid = self._away.get((pool.model, session))
+        seat = pool.members.get(uid) if uid is not None else None
+        return -1 if seat is None else seat.position
 
     def _on_cordoned(self, pool: Pool, session: int, asked: Asked, now: float) -> int:
         uid = self._lives.get((pool.model, session))
@@ -119,3 +181,11 @@ class Affinity:
         if any(mask[seat.position] for mask in self.step.removed(pool, asked).values()):
             return -1
         return seat.position
+
+
+def _remember(table: dict[tuple[str, int], str], key: tuple[str, int], uid: str, limit: int) -> None:
+    """Write an entry as the newest; the oldest makes room for it."""
+    table.pop(key, None)
+    if len(table) >= limit:
+        table.pop(next(iter(table)))
+    table[key] = uid

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from fleet.intent import Intent
+from fleet.intent import HoldState, Intent
 from fleet.request import Task
 from regional.fleetview.pool import Floats, Pool, Seat
 from regional.fleetview.standing import OPEN, OUT, SUSPECT
 from regional.fleetview.view import FleetView
 from regional.routing import explanation, zone
-from regional.routing.affinity import Affinity
+from regional.routing.affinity import Affinity, SessionMove
 from regional.routing.asked import Asked
 from regional.routing.book import PolicyBook
 from regional.routing.chance import Chance
@@ -144,6 +145,15 @@ class Placing:
         if asked.session is not None:
             self._affinity.note(seat.pool, asked.session, seat.endpoint.uid)
 
+    def moved_sessions(self, limit: int) -> list[SessionMove]:
+        """What siblings have still to be told of where sessions live; it counts as told from now on."""
+        self._follow_intent()
+        return self._affinity.moves(limit)
+
+    def learn_sessions(self, moves: Iterable[SessionMove]) -> None:
+        """What siblings say of where sessions live."""
+        self._affinity.learn(moves)
+
     def _within(
         self,
         pool: Pool,
@@ -186,5 +196,12 @@ class Placing:
         border = ResidencyBorder(intent)
         self._step = EndpointStep((border, GpuClass(), ContextLength(intent)), self._rng)
         self._affinity.step = self._step
+        self._affinity.on_cordoned(self._cordoned())
         self._regions.set_intent(intent, border)
         self._book.set_intent(intent, self._view.region)
+
+    def _cordoned(self) -> frozenset[str]:
+        """Endpoints on which sessions may stay, but nothing else."""
+        if not self._view.intent.holds:
+            return frozenset()
+        return frozenset(e.uid for e in self._view.endpoints.values() if e.hold is HoldState.CORDONED)

@@ -1,18 +1,25 @@
-"""Keeps this router and its siblings informed of one another's load, five times a second, over whatever state they share."""
+"""Keeps this router and its siblings informed of one another, five times a second, over whatever state they share.
+
+What one learns the others obey within ``SYNC_SECONDS``: load, pauses that endpoints asked for (case-R09), sessions that live
+elsewhere than their hash says.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fleet.clock import Clock
 from fleet.errors import Unavailable
-from regional.shared.base import RouterLoad, SharedState
+from regional.routing.affinity import SessionMove
+from regional.shared.base import MAX_ENDPOINTS, MAX_MOVED, MovedSession, RouterLoad, SharedState
 
 INTERVAL_SECONDS = 0.2
+SYNC_SECONDS = 0.5
+"""Two intervals and an exchange: by then what one router knows binds its siblings, while the shared state is well."""
 LONGEST_PAUSE_SECONDS = 2.0
 """Between attempts while the shared state cannot be reached."""
 ECHO_SECONDS = 0.05
@@ -26,6 +33,13 @@ class LoadView(Protocol):
     def own_bans(self, now: float) -> Mapping[str, float]: ...
     def set_sibling_load(self, router_uid: str, load: Mapping[str, tuple[int, float]], now: float) -> None: ...
     def set_sibling_bans(self, router_uid: str, bans: Mapping[str, float], now: float) -> None: ...
+
+
+class SessionBook(Protocol):
+    """Where sessions live, as (session, model, endpoint uid)."""
+
+    def moved_sessions(self, limit: int) -> Sequence[SessionMove]: ...
+    def learn_sessions(self, moves: Iterable[SessionMove]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,7 @@ class Siblings:
         state: SharedState,
         me: Myself,
         view: LoadView,
+        sessions: SessionBook,
         clock: Clock,
         rng: random.Random,
         on_routers_changed: Callable[[], None],
@@ -55,6 +70,9 @@ class Siblings:
         self._state = state
         self._me = me
         self._view = view
+        self._sessions = sessions
+        self._untold: list[MovedSession] = []
+        """Moves of the last exchange that failed: told again with the next."""
         self._clock = clock
         self._rng = rng
         self._on_routers_changed = on_routers_changed
@@ -105,7 +123,11 @@ class Siblings:
             dict(self._view.own_load()),
             self._own_bans(self._clock.monotonic()),
         )
-        exchange = await self._state.exchange(own, ())
+        if not self._untold:
+            self._untold = [MovedSession(*move) for move in self._sessions.moved_sessions(MAX_MOVED)]
+        exchange = await self._state.exchange(own, self._untold)
+        self._untold = []
+        self._sessions.learn_sessions(SessionMove(m.session, m.model, m.endpoint_uid) for m in exchange.moved)
         self._note_reachable(True, "")
         now = self._clock.monotonic()
         before = {uid: load.grpc_addresses for uid, (_, load) in self._heard.items()}
@@ -115,7 +137,7 @@ class Siblings:
                 self._order[load.router_uid] = load.order
                 self._view.set_sibling_load(load.router_uid, load.outstanding, now)
                 self._view.set_sibling_bans(load.router_uid, load.bans, now)
-                for uid, seconds in load.bans.items():
+                for uid, seconds in list(load.bans.items())[:MAX_ENDPOINTS]:
                     self._imposed[uid] = max(self._imposed.get(uid, now), now + seconds)
                 self._heard[load.router_uid] = (now, load)
         for uid in [uid for uid, (at, _) in self._heard.items() if now - at > 60.0]:

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import pytest
 
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput, Unavailable
+from regional.routing.affinity import SessionMove
 from regional.shared.base import RouterLoad
 from regional.shared.redis import CONNECT_BUDGET_SECONDS, EXCHANGE_BUDGET_SECONDS, RedisShared, _encode_load
 from regional.shared.siblings import Myself, Siblings
@@ -173,12 +174,29 @@ class View:
         return None
 
 
+class NoSessions:
+    """No session has ever moved."""
+
+    def moved_sessions(self, limit: int) -> list[SessionMove]:
+        return []
+
+    def learn_sessions(self, moves: Iterable[SessionMove]) -> None:
+        assert not list(moves)
+
+
 async def test_the_loop_survives_an_outage_and_recovers_within_five_seconds(redis_url: str) -> None:
     def loop(uid: str, view: View, url: str, seen: list[bool]) -> Siblings:
         me = Myself(uid, 1, lambda: [f"{uid}:1"], list)
         shared = RedisShared(url, "outage")
         return Siblings(
-            shared, me, view, SystemClock(), random.Random(1), lambda: None, lambda ok, why: seen.append(ok)
+            shared,
+            me,
+            view,
+            NoSessions(),
+            SystemClock(),
+            random.Random(1),
+            lambda: None,
+            lambda ok, why: seen.append(ok),
         )
 
     host, _, port = redis_url.removeprefix("redis://").partition("/")[0].partition(":")

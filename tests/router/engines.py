@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 
-_HEAD = "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+_HEAD = "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n{more}\r\n"
 
 
 class BareEngine:
@@ -27,6 +27,8 @@ class BareEngine:
         """Clear it to keep POSTs waiting."""
         self.hold.set()
         self.waiting = 0
+        self.retry_after: int | None = None
+        """POSTs are refused with 429 and this many seconds of Retry-After."""
         self.on_probe: Callable[[], None] | None = None
         """Called when a GET of ``/health`` has come, before it is answered."""
         self._server: asyncio.Server | None = None
@@ -97,6 +99,8 @@ class BareEngine:
             await self.hold.wait()
         finally:
             self.waiting -= 1
+        if self.retry_after is not None:
+            return _reply(429, {"error": "busy"}, f"retry-after: {self.retry_after}\r\n")
         asked = json.loads(body)
         message = {"role": "assistant", "content": f"from {self.name}"}
         return _reply(
@@ -111,6 +115,6 @@ class BareEngine:
         )
 
 
-def _reply(status: int, body: object) -> bytes:
+def _reply(status: int, body: object, more: str = "") -> bytes:
     data = json.dumps(body).encode()
-    return _HEAD.format(status=status, kind="application/json", length=len(data)).encode() + data
+    return _HEAD.format(status=status, kind="application/json", length=len(data), more=more).encode() + data

@@ -11,6 +11,7 @@ from fleet.clock import ManualClock, SystemClock
 from regional.settings import RouterSettings
 from regional.shared.memory import MemoryHub, MemoryShared
 from regional.shared.siblings import Myself, Siblings
+from tests.regional_decisions.fleets import rig
 from tests.router.engines import BareEngine
 from tests.router.routers import RunningRouter, fleet_file, router
 from tests.router.scripted_agent import ScriptedAgent
@@ -111,7 +112,14 @@ async def test_case_r09_a_pause_reaches_siblings_and_does_not_echo_for_ever() ->
     views = {uid: BanView() for uid in ("a", "b", "c")}
     loops = {
         uid: Siblings(
-            MemoryShared(hub, clock), Myself(uid, 1, list, list), view, clock, rng, lambda: None, lambda ok, why: None
+            MemoryShared(hub, clock),
+            Myself(uid, 1, list, list),
+            view,
+            rig().core.placing,
+            clock,
+            rng,
+            lambda: None,
+            lambda ok, why: None,
         )
         for uid, view in views.items()
     }
