@@ -9,6 +9,7 @@ generation with it, so that the next use connects anew and finds the new primary
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-from fleet.errors import FieldError, InvalidInput, Unavailable
+from fleet.errors import FieldError, HeadraceError, InvalidInput, Unavailable
 
 RETRY_AFTER_SECONDS = 2
 SQLITE_BUSY_MS = 5000
@@ -71,6 +72,24 @@ def _unavailable(error: DBAPIError) -> bool:
     return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated or _useless(error.orig)
 
 
+class DatabaseDamaged(HeadraceError):
+    """The file is there and is no database that can be read; waiting would not mend it."""
+
+
+def make_home(file: Path) -> None:
+    """The directory of a SQLite file and of what lies beside it, for nobody else. Raises InvalidInput when it is no use."""
+    home = file.parent
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = "" if os.access(home, os.W_OK | os.X_OK) else "cannot be written"
+    except OSError as error:
+        problem = error.strerror or "cannot be made"
+    if problem:
+        raise InvalidInput(
+            [FieldError("state_dir", f"{home}: {problem}; choose another directory, or make it writable")]
+        )
+
+
 class Database:
     """A pool of connections and how to use it. One per process; ``close`` releases it."""
 
@@ -117,7 +136,7 @@ class Database:
                 },
             )
         assert self.url.database is not None
-        Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+        make_home(Path(self.url.database))
         engine = create_async_engine(self.url, **common)
         event.listen(engine.sync_engine, "connect", _sqlite_connect)
         event.listen(engine.sync_engine, "begin", _sqlite_begin)

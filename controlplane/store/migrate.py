@@ -21,11 +21,11 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, event, insert, inspect, select, text, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import NullPool
 
 import migrations
-from controlplane.store.database import DatabaseUnavailable, database_url
+from controlplane.store.database import DatabaseDamaged, DatabaseUnavailable, database_url, make_home
 from controlplane.tables import IntentChange, IntentHead
 from controlplane.tables.base import utc_now
 from fleet.errors import HeadraceError
@@ -122,7 +122,7 @@ def _connect(url: str, *, exclusive: bool) -> Iterator[Connection]:
         engine = create_engine(parsed, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 5})
     else:
         assert parsed.database is not None
-        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        make_home(Path(parsed.database))
         engine = create_engine(
             parsed.set(drivername="sqlite"), poolclass=NullPool, connect_args={"timeout": WAIT_SECONDS}
         )
@@ -145,5 +145,9 @@ def _connect(url: str, *, exclusive: bool) -> Iterator[Connection]:
             yield connection
     except OperationalError as error:
         raise DatabaseUnavailable(f"database: {str(error.orig).strip().splitlines()[0]}") from error
+    except DatabaseError as error:
+        if postgres or type(error) is not DatabaseError:
+            raise
+        raise DatabaseDamaged(f"database: {parsed.database}: {error.orig}; restore it from a backup") from error
     finally:
         engine.dispose()

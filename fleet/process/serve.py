@@ -86,7 +86,7 @@ async def serve_http(
         app,
         http="httptools",
         ws="none",
-        lifespan="auto",
+        lifespan="off",  # what lives longer than a request belongs to the process, which starts and stops it
         loop="none",
         log_config=None,
         access_log=False,
@@ -101,8 +101,6 @@ async def serve_http(
             name = listener.getsockname()
             on_bound(name[0], name[1])
         await _Server(config, stop).serve(sockets=[listener])
-    except SystemExit as error:  # how uvicorn says that the application failed to start
-        raise HeadraceError("the application failed to start; its error is in the log") from error
     finally:
         listener.close()
 

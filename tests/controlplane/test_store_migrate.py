@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -14,8 +16,10 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
 from controlplane.store import migrate
+from controlplane.store.database import Database, DatabaseDamaged
 from controlplane.store.database import database_url as with_driver
 from controlplane.tables import Table
+from fleet.errors import InvalidInput
 
 LEADER = """
 import time
@@ -126,3 +130,22 @@ async def test_case_d05_a_leader_that_is_killed_leaves_neither_lock_nor_half_a_s
     outputs = [await asyncio.wait_for(follower.communicate(), 60) for follower in followers]
     assert [out.strip().decode() for out, _ in outputs] == [migrate.head()] * 2
     assert _tables(empty_database_url) == {*Table.metadata.tables, "alembic_version"}
+
+
+def test_a_damaged_sqlite_file_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "controlplane.sqlite3"
+    path.write_bytes(b"no database at all " * 400)
+    for action in (migrate.upgrade, migrate.current):
+        with pytest.raises(DatabaseDamaged, match=r"controlplane\.sqlite3: file is not a database; restore it"):
+            action(f"sqlite:///{path}")
+    assert path.read_bytes().startswith(b"no database at all"), "what may still be saved is left as it is"
+
+
+async def test_the_directory_of_a_sqlite_file_is_for_nobody_else_and_is_named_when_it_is_no_use(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    await Database(f"sqlite:///{home}/controlplane.sqlite3").close()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    (home / "file").touch()
+    for action in (Database, migrate.upgrade):
+        with pytest.raises(InvalidInput, match=r"^state_dir: .*/file/below: Not a directory; choose another"):
+            action(f"sqlite:///{home}/file/below/controlplane.sqlite3")
