@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,7 @@ class Membership:
         self._joined = asyncio.Event()
         self._rejoin = asyncio.Event()
         self._obtained_at = float("-inf")
+        self._attempt = secrets.token_hex(16)
         if self.identity is not None:
             self._joined.set()
 
@@ -129,6 +131,7 @@ class Membership:
                 zone=self._who.zone,
                 region=self._who.region,
                 gpu_uuids=gpu_uuids,
+                attempt=self._attempt,
                 node_uid=held.node_uid if held else "",
             )
 
@@ -154,6 +157,7 @@ class Membership:
         self.identity = identity
         self.problem = ""
         self._rejoin.clear()
+        self._attempt = secrets.token_hex(16)
         self._obtained_at = self._clock.monotonic()
         self._joined.set()
         log.info("joined", node_uid=identity.node_uid, valid_seconds=response.expires_in_seconds)

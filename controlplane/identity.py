@@ -26,7 +26,7 @@ from controlplane.secrets import DeploymentSecrets
 from controlplane.store.database import Database
 from controlplane.store.intent import IntentFeed
 from controlplane.store.resources import resource_version
-from controlplane.tables import InventoryItem, JoinToken, Resource, Status
+from controlplane.tables import InventoryItem, JoinAnswer, JoinToken, Resource, Status
 from fleet.clock import Clock
 from fleet.errors import HeadraceError
 from fleet.resources.base import NAME_PATTERN
@@ -38,6 +38,10 @@ from fleet.wire.identity import LIFETIME_SECONDS, InvalidIdentity, NodeIdentity,
 RENEWABLE_SECONDS = 7 * 24 * 3600.0
 """An identity that expired while no control plane could be reached may still be renewed for this long."""
 ALIVE_SECONDS = 60.0
+REPEAT_SECONDS = 600.0
+"""A join whose answer was lost on the way is answered again for this long."""
+_ATTEMPT = range(16, 129)
+"""Lengths of what counts as a number that nobody else makes up."""
 _ALIVE_STATES = frozenset({"ready", "draining"})
 _MAX_GPUS = 1024
 _NAME = re.compile(NAME_PATTERN)
@@ -74,6 +78,8 @@ class JoinRequest:
     identity: str = ""
     """Alone: to be renewed. Beside a join token: proof of who it was, which it need not be good enough for renewing for."""
     gpu_uuids: tuple[str, ...] = ()
+    attempt: str = ""
+    """The same for every try of one join; empty when the agent does not say."""
     node_uid: str = ""
     """What it says it was. Anybody can say so."""
 
@@ -125,12 +131,16 @@ class Joins:
             async with self._database.write() as session:
                 head = await self._feed.lock(session)
                 await self._check_zone(session, request)
+                answered = await self._answered(session, request)
+                if answered is not None:
+                    return self._signed(answered, request, (), renewed=True)
                 token = await self._usable_token(session, request)
                 known = await self._find(session, request)
                 retired = await self._clear_place(session, request, known)
                 await self._consume(session, token)
                 version = resource_version(IntentVersion(head.epoch, head.version + 1))
                 node = await self._admit(session, request, known, retired, version)
+                await self._remember(session, request, token, node)
                 names = [r.name for r in retired]
                 await self._audit(session, request, token.uid, token.name, {"retired": names}, 200)
         except JoinRefused as error:
@@ -213,6 +223,33 @@ class Joins:
                 None if token is None else (token.uid, token.name),
             )
         return token
+
+    async def _answered(self, session: AsyncSession, request: JoinRequest) -> Resource | None:
+        """The node that this very join was admitted as a moment ago, when its answer did not arrive."""
+        if not request.join_token or len(request.attempt) not in _ATTEMPT:
+            return None
+        found = (
+            select(JoinAnswer.node_uid)
+            .join(JoinToken, JoinToken.uid == JoinAnswer.token_uid)
+            .where(
+                JoinToken.digest.in_(self._secrets.token_digests(request.join_token)),
+                JoinAnswer.attempt.in_(self._secrets.token_digests(request.attempt)),
+                JoinAnswer.region == request.region,
+                JoinAnswer.answered_at > self._now() - timedelta(seconds=REPEAT_SECONDS),
+            )
+        )
+        uid = (await session.execute(found)).scalars().first()
+        node = None if uid is None else await _live(session, Resource.kind == "node", Resource.uid == uid)
+        if node is None or node.name != request.node_name or node.spec.get("zone") != request.zone:
+            return None
+        return node
+
+    async def _remember(self, session: AsyncSession, request: JoinRequest, token: JoinToken, node: Resource) -> None:
+        if len(request.attempt) in _ATTEMPT:
+            attempt = self._secrets.digest_token(request.attempt)
+            answer = JoinAnswer(token_uid=token.uid, attempt=attempt, node_uid=node.uid, region=request.region)
+            answer.answered_at = self._now()
+            await session.merge(answer)
 
     async def _consume(self, session: AsyncSession, token: JoinToken) -> None:
         """The one place where a use is counted; the condition holds whatever happened since the token was read."""

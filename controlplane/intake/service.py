@@ -102,6 +102,7 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
                     request.join_token,
                     request.identity,
                     tuple(dict.fromkeys(request.gpu_uuids)),
+                    request.attempt,
                     request.node_uid,
                 )
             )

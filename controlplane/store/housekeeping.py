@@ -11,13 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.store.database import Database, DatabaseUnavailable
 from controlplane.store.leadership import Fenced, Leadership, check_fence
 from controlplane.store.resources import purge_tombstones
-from controlplane.tables import Event, IdempotentCall, JoinToken
+from controlplane.tables import Event, IdempotentCall, JoinAnswer, JoinToken
 from fleet.clock import Clock
 from fleet.process.logs import get_logger
 
 PLACE = "housekeeping"
 EVENT_DAYS = 30
 EXPIRED_JOIN_TOKEN_DAYS = 7
+JOIN_ANSWER_DAYS = 1
 
 log = get_logger("controlplane.store.housekeeping")
 
@@ -28,6 +29,9 @@ async def tidy(session: AsyncSession, now: datetime) -> dict[str, int]:
     for name, statement in {
         "answers": delete(IdempotentCall).where(IdempotentCall.expires_at < now).returning(IdempotentCall.owner),
         "events": delete(Event).where(Event.occurred_at < now - timedelta(days=EVENT_DAYS)).returning(Event.id),
+        "join_answers": delete(JoinAnswer)
+        .where(JoinAnswer.answered_at < now - timedelta(days=JOIN_ANSWER_DAYS))
+        .returning(JoinAnswer.token_uid),
         "join_tokens": delete(JoinToken)
         .where(JoinToken.expires_at < now - timedelta(days=EXPIRED_JOIN_TOKEN_DAYS))
         .returning(JoinToken.uid),

@@ -11,7 +11,7 @@ from controlplane.tables.region_reports import RegionReportRow
 from controlplane.tables.resources import Resource
 from controlplane.tables.secrets_store import StoredSecret
 from controlplane.tables.status import Status
-from controlplane.tables.tokens import AdminToken, JoinToken
+from controlplane.tables.tokens import AdminToken, JoinAnswer, JoinToken
 
 __all__ = [
     "AdminToken",
@@ -21,6 +21,7 @@ __all__ = [
     "IntentChange",
     "IntentHead",
     "InventoryItem",
+    "JoinAnswer",
     "JoinToken",
     "JsonObject",
     "LeaseRow",

@@ -27,6 +27,19 @@ class AdminToken(Table):
     expires_at: Mapped[datetime | None]
 
 
+class JoinAnswer(Table):
+    """What a use of a join token went to, for a while: whoever asks again with the same ``attempt`` did not hear the answer."""
+
+    __tablename__ = "join_answers"
+
+    token_uid: Mapped[str] = mapped_column(Uid, primary_key=True)
+    attempt: Mapped[str] = mapped_column(Word, primary_key=True)
+    """``DeploymentSecrets.digest_token`` of the number that the agent made up."""
+    node_uid: Mapped[str] = mapped_column(Uid)
+    region: Mapped[str] = mapped_column(Name)
+    answered_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class JoinToken(Table):
     """What lets an agent join. Consumed by raising ``used`` in one UPDATE that checks ``used < uses`` and the expiry.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from regional.sync.addresses import resolve
 from regional.sync.uplink import DEFAULT_PORT, ChannelFactory
 
 FORWARD_TIMEOUT_SECONDS = 5.0
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class JoinRefused(HeadraceError):
@@ -50,6 +52,8 @@ class ForwardedJoins:
 
     async def join(self, request: region_pb2.NodeJoinRequest, *, from_loopback: bool) -> region_pb2.NodeJoinResponse:
         request.region = self._region
+        if not request.attempt:  # of an older agent: what is tried again below must still be one join
+            request.attempt = secrets.token_hex(16)
         for target in await resolve(self._listed, DEFAULT_PORT, self._rng):
             channel = self._channels(target)
             stub = region_pb2_grpc.RegionServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -61,8 +65,8 @@ class ForwardedJoins:
                 )
                 return answer
             except grpc.aio.AioRpcError as error:
-                # Only a control plane that was never reached may be followed by another: a token is consumed once.
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                # Whether it was reached nobody knows; a token it spent on this attempt answers the attempt again.
+                if error.code() not in _NO_ANSWER:
                     raise JoinRefused(error.code(), error.details() or "the control plane refused the join") from None
             finally:
                 await channel.close(None)

@@ -103,6 +103,23 @@ async def test_joins_keeps_its_identity_and_reports(router: FakeRouter, make: Ma
     assert "identity-1" not in repr(sender.membership.identity)
 
 
+async def test_a_join_is_tried_again_under_the_same_number_and_the_next_one_under_another(
+    router: FakeRouter, make: Make
+) -> None:
+    router.refuse_join = (grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+    sender = make(router.address)
+    await router.until(lambda: len(router.joins) >= 2)
+    router.refuse_join = None
+    await router.until(lambda: bool(router.reports()))
+    first = {join.attempt for join in router.joins}
+    assert len(first) == 1
+    assert len(next(iter(first))) >= 32
+    count = len(router.joins)
+    sender.membership.rejoin()
+    await router.until(lambda: len(router.joins) > count)
+    assert router.joins[-1].attempt not in first
+
+
 async def test_a_disk_that_keeps_nothing_does_not_cost_the_identity_a_token_was_spent_on(
     router: FakeRouter, make: Make, tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ async def test_housekeeping_removes_what_has_lapsed_and_nothing_else(database: D
     async with database.write() as session:
         gone = await tidy(session, now)
 
-    assert gone == {"tombstones": 1, "answers": 1, "events": 1, "join_tokens": 0}
+    assert gone == {"tombstones": 1, "answers": 1, "events": 1, "join_answers": 0, "join_tokens": 0}
     async with database.read() as session:
         assert set(await session.scalars(select(Resource.uid))) == {"live", "young"}
         assert set(await session.scalars(select(Event.uid))) == {"new"}

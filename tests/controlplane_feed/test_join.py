@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from controlplane.api import audit
-from controlplane.identity import Joined, JoinRefused, JoinRequest, Joins, Refusal
+from controlplane.identity import REPEAT_SECONDS, Joined, JoinRefused, JoinRequest, Joins, Refusal
 from controlplane.tables import Event, InventoryItem, JoinToken, Resource
 from fleet.clock import ManualClock
 from fleet.snapshot import SECRETS_KIND
@@ -127,6 +127,44 @@ async def test_a_token_that_does_not_fit_changes_nothing(desk: Desk, case: str) 
     assert await desk.refused("eu-9", join_token=shown) is Refusal.TOKEN
     assert await desk.store.feed.head() == head
     assert set(await desk.nodes()) == nodes
+
+
+async def test_a_join_whose_answer_was_lost_is_answered_again(desk: Desk) -> None:
+    """The token is spent, the answer never came: the same try, at whichever control plane, gets what it was admitted as."""
+    token, attempt = await desk.token(uses=1), "a number nobody else makes up"
+    first = await desk.join("eu-9", join_token=token, attempt=attempt, gpu_uuids=GPUS)
+    await desk.reports(first)
+    head = await desk.store.feed.head()
+    another = Joins(desk.store.database, desk.store.feed, desk.store.secrets, desk.clock)
+    again = await another.join(
+        JoinRequest("eu-west", "eu-west-a", "eu-9", join_token=token, attempt=attempt, gpu_uuids=GPUS)
+    )
+    assert again.identity.node_uid == first.identity.node_uid
+    assert await desk.store.feed.head() == head
+    for other in (
+        {"attempt": "a number of somebody else"},
+        {"attempt": ""},
+        {"name": "eu-10"},
+        {"join_token": await desk.token(uses=1, node="gpu-*")},
+    ):
+        assert await desk.refused(**{"name": "eu-9", "join_token": token, "attempt": attempt, **other}) is Refusal.TOKEN
+    moved = {"join_token": token, "attempt": attempt, "region": "us-east", "zone": "us-east-a"}
+    assert await desk.refused("eu-9", **moved) is Refusal.TOKEN
+    desk.clock.advance(REPEAT_SECONDS + 1)
+    assert await desk.refused("eu-9", join_token=token, attempt=attempt) is Refusal.TOKEN
+
+
+async def test_an_attempt_that_says_nothing_repeats_nothing(desk: Desk) -> None:
+    token = await desk.token(uses=1)
+    await desk.join("eu-9", join_token=token, attempt="short")
+    assert await desk.refused("eu-9", join_token=token, attempt="short") is Refusal.TOKEN
+
+
+async def test_a_token_for_many_counts_each_join_once(desk: Desk) -> None:
+    token = await desk.token(uses=2)
+    for number in (8, 8, 9, 8, 9):
+        await desk.join(f"eu-{number}", join_token=token, attempt=f"the number of node {number}")
+    assert await desk.refused("eu-7", join_token=token, attempt="the number of node 7") is Refusal.TOKEN
 
 
 async def test_a_use_is_not_spent_on_a_refusal(desk: Desk) -> None:

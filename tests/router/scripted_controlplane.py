@@ -42,6 +42,8 @@ class ScriptedControlPlane(snapshot_pb2_grpc.SnapshotServiceServicer, region_pb2
         self.directive = region_pb2.RegionDirective(report_interval_ms=100)
         self.refuse_with: grpc.StatusCode | None = None
         self.joins: list[region_pb2.NodeJoinRequest] = []
+        self.lose_answers = 0
+        """So many joins are taken in, and their answers do not arrive."""
         self.join_answer = region_pb2.NodeJoinResponse(node_uid="n", identity="i", expires_in_seconds=60)
         self.port = 0
         self._watches: set[asyncio.Queue[Update]] = set()
@@ -109,6 +111,9 @@ class ScriptedControlPlane(snapshot_pb2_grpc.SnapshotServiceServicer, region_pb2
 
     async def Join(self, request, context):
         self.joins.append(request)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was cut after the request")
         if self.refuse_with is not None:
             await context.abort(self.refuse_with, "that token is spent")
         return self.join_answer

@@ -276,6 +276,25 @@ async def test_renewal_needs_the_old_identity_and_keeps_the_uid() -> None:
     assert joined.node_uid == first.node_uid
 
 
+@pytest.mark.parametrize("said", ["", "a number that the agent made up"], ids=["older-agent", "agent"])
+async def test_a_join_whose_answer_is_lost_is_tried_again_as_the_same_join(said: str) -> None:
+    async with ScriptedControlPlane().serving() as one, ScriptedControlPlane().serving() as two:
+        listed, tried = [one.address, two.address], []
+        for loses in (one, two):  # one of them is asked first
+            one.joins.clear()
+            two.joins.clear()
+            one.lose_answers = two.lose_answers = 0
+            loses.lose_answers = 1
+            joins = ForwardedJoins(
+                listed, lambda t: make_channel(t.address), lambda: "hrr_router", "eu", random.Random(2)
+            )
+            assert (await joins.join(request(join_token="hrj_x", attempt=said), from_loopback=False)).identity == "i"
+            tried.append([j.attempt for j in (*one.joins, *two.joins)])
+        (attempts,) = [each for each in tried if len(each) == 2]
+        assert attempts[0] == attempts[1], "another number would find the token spent"
+        assert attempts[0] == said or (not said and len(attempts[0]) >= 32)
+
+
 async def test_forwarded_joins_reach_the_control_plane_once() -> None:
     def channel(target: Target) -> grpc.aio.Channel:
         return make_channel(target.address)

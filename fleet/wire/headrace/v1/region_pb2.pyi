@@ -183,7 +183,7 @@ class RegionObserved(_message.Message):
     def __init__(self, region: _Optional[str] = ..., routers: _Optional[_Iterable[_Union[RouterObserved, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[CapacityRow, _Mapping]]] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class NodeJoinRequest(_message.Message):
-    __slots__ = ("join_token", "identity", "node_name", "zone", "region", "gpu_uuids", "node_uid")
+    __slots__ = ("join_token", "identity", "node_name", "zone", "region", "gpu_uuids", "node_uid", "attempt")
     JOIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class NodeJoinRequest(_message.Message):
     REGION_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
     NODE_UID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     join_token: str
     identity: str
     node_name: str
@@ -198,7 +199,8 @@ class NodeJoinRequest(_message.Message):
     region: str
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     node_uid: str
-    def __init__(self, join_token: _Optional[str] = ..., identity: _Optional[str] = ..., node_name: _Optional[str] = ..., zone: _Optional[str] = ..., region: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., node_uid: _Optional[str] = ...) -> None: ...
+    attempt: str
+    def __init__(self, join_token: _Optional[str] = ..., identity: _Optional[str] = ..., node_name: _Optional[str] = ..., zone: _Optional[str] = ..., region: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., node_uid: _Optional[str] = ..., attempt: _Optional[str] = ...) -> None: ...
 
 class NodeJoinResponse(_message.Message):
     __slots__ = ("node_uid", "identity", "expires_in_seconds")
