@@ -23,6 +23,9 @@ def check(settings: RouterSettings) -> None:
         raise InvalidInput([FieldError("controlplane", reason)])
     if settings.controlplane and not settings.region:
         raise InvalidInput([FieldError("region", "a router with a control plane must say which region it serves")])
+    if settings.controlplane and not settings.router_token:
+        reason = "is wanted with a control plane: headrace token create NAME --role router --region REGION makes one"
+        raise InvalidInput([FieldError("router_token", f"{reason}; give it in HEADRACE_ROUTER_TOKEN")])
     require_safe(
         settings.host, tls=settings.tls.cert is not None, auth=True, insecure=settings.insecure, what="this router"
     )

@@ -24,12 +24,16 @@ from agents.probes import Answer, EngineHttp, ProbeError, ProbeFailure, settle
 from agents.warmup import warm_up
 from fleet.clock import Clock
 from fleet.endpoint import EndpointPhase, EndpointReport, EngineLoad, ServedModel
+from fleet.process.logs import get_logger
 
 MODELS_PATH = "/v1/models"
 MODELS_EVERY_SECONDS = 5.0
 ABSENT_EVERY_SECONDS = 30.0
 """How often a page that the engine does not have (404) is asked for again."""
 WARMUP_RETRY_SECONDS = 5.0
+_TROUBLE = (EndpointPhase.UNREACHABLE, EndpointPhase.STOPPED)
+
+log = get_logger("agents.engines")
 
 
 class Watch:
@@ -285,11 +289,14 @@ class Watch:
         return phase, reason
 
     def _tell(self) -> None:
-        phase, _ = self._phase(self._clock.monotonic())
+        phase, reason = self._phase(self._clock.monotonic())
         if phase is EndpointPhase.READY and not self._facts.was_ready:
             self._facts = replace(self._facts, was_ready=True)
         telling = (phase, self._models()[0], self._incarnation, self._facts.auth_failed)
         if telling != self._told:
+            if self._told[:1] != (phase,):
+                say = log.warning if phase in _TROUBLE else log.info
+                say("engine", name=self.target.name, url=self.target.url, phase=phase.value, reason=reason)
             self._told = telling
             self._on_change()
 

@@ -181,7 +181,8 @@ def write_routes(context: ApiContext, work: Work, models: Models) -> APIRouter:
             if item is not None and (row is None or row.owner == "agent"):
                 raise Problem(
                     "agent-reported",
-                    f"{kind.name} {name} is reported by its agent and would come back; cordon or drain it, or stop the agent",
+                    f"{kind.name} {name} is reported by its agent and would come back; cordon or drain it, or stop the agent: "
+                    "a day after its last report it goes by itself",
                 )
             if row is None:
                 raise not_found(kind, name)

@@ -21,7 +21,10 @@ context_app = typer.Typer(help="Named control planes.", no_args_is_help=True, ri
 _ROLES = ("viewer", "operator", "admin", "router", "join")
 Name = Annotated[str, typer.Argument(help="Name of the resource.", show_default=False)]
 Expires = Annotated[
-    str | None, typer.Option("--expires", help="Lifetime, such as 90d; for ever when left out.", show_default=False)
+    str | None,
+    typer.Option(
+        "--expires", help="Lifetime, such as 90d; left out: for ever, but a day for a join token.", show_default=False
+    ),
 ]
 
 

@@ -123,8 +123,10 @@ def refusal(status: int, content: bytes, server: str) -> ApiError:
     else:
         message = str(problem["title"])
         if problem.get("detail"):
-            message += f": {problem['detail']}"
+            message += f": {problem['detail']}".replace("?cascade=true", "--cascade")
         errors = [e for e in problem.get("errors") or [] if str(e.get("reason")) not in message]
+        if problem.get("references"):
+            errors = []  # the detail has named them
         fields = [f"{e.get('pointer') or '/'}: {e.get('reason', '')}" for e in errors]
         if fields:
             message += " (" + "; ".join(fields) + ")"

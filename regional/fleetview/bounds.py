@@ -59,7 +59,9 @@ def url_problem(url: str, ranges: tuple[str, ...], own_addresses: Iterable[str],
     address = address_of(host)
     if ranges:
         if address is not None:
-            return "" if within(address, ranges) else "lies outside the zone's endpoint_ranges"
+            return (
+                "" if within(address, ranges) else "lies outside the zone's endpoint_ranges; add its range to the zone"
+            )
         # A name cannot be checked here; whoever connects resolves it once and checks what it got.
         return "" if declared or host in own_addresses else "is a name that is not the node's own"
     if declared:
@@ -69,7 +71,12 @@ def url_problem(url: str, ranges: tuple[str, ...], own_addresses: Iterable[str],
         return "" if host in own else "is a name that is not the node's own"
     if address.is_link_local or address.is_unspecified or address.is_multicast:
         return "is an address that no node can own"
-    return "" if any(address_of(a) == address for a in own) else "is not one of the node's own addresses"
+    mine = any(address_of(a) == address for a in own)
+    return (
+        ""
+        if mine
+        else "is not one of the node's own addresses; advertise one of those, or give the zone endpoint_ranges"
+    )
 
 
 def _count(value: int | None, high: int) -> int | None:

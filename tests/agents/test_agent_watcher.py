@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from agents.engines.base import EngineTarget
 from agents.engines.watcher import EngineWatcher
@@ -70,6 +71,20 @@ async def test_a_ready_engine_with_all_that_it_says_of_itself(
     assert report.engine_incarnation == 1_000_000
     assert report.load.sample_age_seconds is not None
     assert report.load.sample_age_seconds < 1
+
+
+async def test_each_turn_in_an_engines_life_is_one_line_of_the_log(
+    engine: ScriptedEngine, watched: Watched, until: Until
+) -> None:
+    with capture_logs() as lines:
+        watched.watch(engine)
+        await until(watched.is_in(EndpointPhase.READY))
+        await asyncio.sleep(3 * INTERVAL)
+        await engine.stop()
+        await until(watched.is_in(EndpointPhase.UNREACHABLE))
+    said = [(line["log_level"], line["name"], line["phase"]) for line in lines if line["event"] == "engine"]
+    assert said[-2:] == [("info", "e", "ready"), ("warning", "e", "unreachable")]
+    assert len(said) == len(set(said))
 
 
 async def test_names_are_mapped_and_only_what_is_served_is_offered(

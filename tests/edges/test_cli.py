@@ -178,7 +178,9 @@ def test_describe_delete_and_references(shell: Shell) -> None:
     shell.ok("apply", "-f", "fleet.yaml")
     shell.ok("apply", "-f", "-", stdin="kind: model\nname: gone\n")
     assert "name: n1" in shell.ok("describe", "node/n1")
-    assert "refer" in shell.fails(1, "delete", "tenant", "acme")
+    refused = shell.fails(1, "delete", "tenant", "acme")
+    assert refused.endswith("delete those first, or use --cascade\n")
+    assert refused.count("refer") == 2, "each reference is named once"
     assert shell.ok("delete", "model/gone") == "model/gone deleted\n"
     assert "no such thing" in shell.fails(1, "get", "model", "gone")
     assert "say which" in shell.fails(2, "delete", "models")
@@ -244,6 +246,7 @@ def test_events_audit_and_locate(shell: Shell) -> None:
     audit = json.loads(shell.ok("audit", "--action", "cordon", "-o", "json"))["items"]
     assert {entry["action"] for entry in audit} == {"cordon"}
     shell.ok("uncordon", "n1")
+    assert "must be an IPv4 or IPv6 address" in shell.fails(1, "locate", "nowhere")
     table = shell.ok("locate", "127.33.0.1")
     assert "FR" in table
     assert table.index("eu-west") < table.index("us-east")

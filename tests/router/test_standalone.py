@@ -121,6 +121,7 @@ async def test_off_loopback_wants_tls_or_a_clear_word(tmp_path: Path) -> None:
 async def test_a_router_needs_a_source_of_intent_and_a_region(tmp_path: Path) -> None:
     assert "--fleet" in await refused(RouterSettings())
     assert "region" in await refused(RouterSettings(controlplane=["x"]))
+    assert "HEADRACE_ROUTER_TOKEN" in await refused(RouterSettings(controlplane=["x"], region="eu"))
     two = fleet_file(tmp_path / "f.yaml", regions=("eu", "us"))
     assert "eu, us" in await refused(standalone(two))
     assert "asia" in await refused(standalone(two, region="asia"))

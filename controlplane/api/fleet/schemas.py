@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, field_validator
 
+from fleet.geo.addresses import parse_address
 from fleet.resources.base import Strict
 
 Unknown = "null is unknown, never zero"
@@ -90,6 +91,13 @@ class LocateRequest(Strict):
     address: Annotated[str, StringConstraints(min_length=2, max_length=80)] | None = Field(
         None, description="The client's address; left out, that of the caller"
     )
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, text: str | None) -> str | None:
+        if text is not None and parse_address(text) is None:
+            raise ValueError("must be an IPv4 or IPv6 address")
+        return text
 
 
 class LocatedOrigin(BaseModel):
