@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 
@@ -57,11 +60,42 @@ def _no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
+Places = Callable[[str, int], Awaitable[list[str]]]
+"""Where a host and port may be dialled. Raises OSError when nowhere."""
+
+
+class _Resolver(AbstractResolver):
+    """Names lead where ``places`` lets them, and that very address is dialled."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in await self._places(host, port)
+        ]
+
+    async def close(self) -> None:
+        return None
+
+
 class EngineHttp:
     """One connection pool for all engines of a node. Ambient proxy variables are ignored."""
 
-    def __init__(self, *, timeout_seconds: float) -> None:
+    def __init__(self, *, timeout_seconds: float, places: Places | None = None) -> None:
+        """``places`` resolves names; left out, the system does."""
         self._timeout_seconds = timeout_seconds
+        self._resolver = None if places is None else _Resolver(places)
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, base: str, path: str, api_key: str = "") -> Answer:
@@ -95,7 +129,9 @@ class EngineHttp:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, limit_per_host=4, keepalive_timeout=15, ttl_dns_cache=5)
+            connector = aiohttp.TCPConnector(
+                limit=0, limit_per_host=4, keepalive_timeout=15, ttl_dns_cache=5, resolver=self._resolver
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
             )
@@ -113,6 +149,8 @@ async def _text(response: aiohttp.ClientResponse) -> str:
 
 def _connect_error(error: aiohttp.ClientConnectorError) -> ProbeError:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
+        if not isinstance(error.os_error, socket.gaierror) and error.os_error.args:
+            return ProbeError(ProbeFailure.BROKEN, f"{error.host}: {error.os_error.args[-1]}")
         return ProbeError(ProbeFailure.BROKEN, f"the name {error.host} does not resolve")
     if error.errno == errno.ECONNREFUSED or isinstance(error.os_error, ConnectionRefusedError):
         return ProbeError(ProbeFailure.REFUSED, "connection refused")

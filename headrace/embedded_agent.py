@@ -18,6 +18,8 @@ from fleet.clock import Clock
 from fleet.endpoint import EndpointReport
 from fleet.intent import EndpointIntent, Intent, NodeIntent
 from fleet.report import AgentPhase, NodeReport
+from regional.fleetview.bounds import url_problem
+from regional.gateway.dialling import places_of
 
 _DECLARED_GPUS = uuid.UUID("6a9c9d0e-6a0b-5a53-93a5-0d6f3f1c7c52")
 
@@ -33,7 +35,9 @@ class EmbeddedAgent:
         self._sink = sink
         self._sequence = 0
         self._changed = asyncio.Event()
-        self._watcher = EngineWatcher(interval_seconds=interval_seconds, clock=clock, on_change=self._changed.set)
+        self._watcher = EngineWatcher(
+            interval_seconds=interval_seconds, clock=clock, on_change=self._changed.set, places=places_of
+        )
         self._nodes: dict[str, NodeIntent] = {}
         self._endpoints: dict[str, EndpointIntent] = {}
         """By uid."""
@@ -42,11 +46,17 @@ class EmbeddedAgent:
         """Watch exactly the agentless endpoints of this intent's region from now on."""
         zones = {zone.name for zone in intent.zones.values() if zone.region == intent.region}
         nodes = {name: node for name, node in intent.nodes.items() if node.zone in zones}
-        self._endpoints = {uid: e for uid, e in intent.endpoints.items() if e.node in nodes}
+        ranges = {name: intent.zones[node.zone].endpoint_ranges for name, node in nodes.items()}
+        # An address outside its zone's ranges is not even looked at: looking would tell what is there.
+        self._endpoints = {
+            uid: e
+            for uid, e in intent.endpoints.items()
+            if e.node in nodes and not url_problem(e.url, ranges[e.node], (), declared=True)
+        }
         used = {endpoint.node for endpoint in self._endpoints.values()}
         # A node that has just lost its last endpoint here says so once more, with none.
         self._nodes = {name: node for name, node in nodes.items() if name in used or name in self._nodes}
-        self._watcher.set_targets(_target(endpoint) for endpoint in self._endpoints.values())
+        self._watcher.set_targets(_target(e, ranges[e.node]) for e in self._endpoints.values())
         self._changed.set()
 
     async def run(self) -> None:
@@ -141,7 +151,7 @@ def _device_uuids(node: NodeIntent, gpus: Iterable[str]) -> Iterator[str]:
         yield device_uuid(node.uid, int(gpu)) if gpu.isdigit() else gpu
 
 
-def _target(endpoint: EndpointIntent) -> EngineTarget:
+def _target(endpoint: EndpointIntent, ranges: tuple[str, ...]) -> EngineTarget:
     return EngineTarget(
         uid=endpoint.uid,
         name=endpoint.name,
@@ -149,6 +159,7 @@ def _target(endpoint: EndpointIntent) -> EngineTarget:
         url=endpoint.url,
         models=endpoint.models,
         api_key=endpoint.api_key,
+        ranges=ranges,
         tensor_parallel=endpoint.tensor_parallel,
         max_inflight=endpoint.max_inflight,
         kv_tokens=endpoint.kv_tokens,

@@ -74,7 +74,6 @@ from regional.workers import run_workers, stop_with_parent
 
 AGENT_SERVICE = "headrace.v1.AgentService"
 
-
 OnBound = Callable[[str, int], None]
 """Told (``http``, ``grpc`` or ``admin``, port) as each port is taken, for whoever asked for port 0."""
 

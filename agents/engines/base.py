@@ -24,6 +24,8 @@ class EngineTarget:
     models: tuple[ServedModel, ...] = ()
     """Empty: all that it serves, under its own names."""
     api_key: str = field(default="", repr=False)
+    ranges: tuple[str, ...] = ()
+    """Networks in which its address must lie; empty means anywhere."""
     tensor_parallel: int = 1
     max_inflight: int | None = None
     """These three, where given, beat what the engine says of itself."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
 
 from agents.engines.base import EngineTarget
 from agents.engines.watch import Watch
@@ -17,6 +19,12 @@ from agents.lifecycle import Limits
 from agents.probes import EngineHttp
 from fleet.clock import Clock, SystemClock
 from fleet.endpoint import EndpointReport
+
+
+class RangedPlaces(Protocol):
+    """Where a host may be dialled: its addresses inside ``ranges``. Raises OSError when there is none."""
+
+    async def __call__(self, host: str, port: int, ranges: tuple[str, ...]) -> list[str]: ...
 
 
 class EngineWatcher:
@@ -30,13 +38,20 @@ class EngineWatcher:
         limits: Limits | None = None,
         clock: Clock | None = None,
         on_change: Callable[[], None] | None = None,
+        places: RangedPlaces | None = None,
     ) -> None:
-        """``on_change`` is called when an engine's phase, models or incarnation changed: something to report at once."""
+        """``on_change`` is called when an engine's phase, models or incarnation changed: something to report at once.
+
+        ``places(host, port, ranges)`` resolves the names of targets that have ranges.
+        """
         self._interval_seconds = interval_seconds
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
         self._on_change = on_change
-        self._http = EngineHttp(timeout_seconds=timeout_seconds)
+        self._timeout_seconds = timeout_seconds
+        self._places = places
+        self._https: dict[tuple[str, ...], EngineHttp] = {}
+        """By ranges: a connection made under some is none for a target with others."""
         self._watches: dict[str, Watch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running = False
@@ -45,7 +60,8 @@ class EngineWatcher:
     def set_targets(self, targets: Iterable[EngineTarget]) -> None:
         """Watch exactly these from now on. A target with a known uid keeps what has been learned, unless it moved."""
         wanted = {t.uid: t for t in targets}
-        for uid in self._watches.keys() - wanted.keys():
+        moved = {uid for uid, w in self._watches.items() if uid in wanted and w.target.ranges != wanted[uid].ranges}
+        for uid in (self._watches.keys() - wanted.keys()) | moved:
             del self._watches[uid]
             task = self._tasks.pop(uid, None)
             if task is not None:
@@ -54,7 +70,7 @@ class EngineWatcher:
             watch = self._watches.get(uid)
             if watch is None:
                 self._watches[uid] = Watch(
-                    target, self._http, self._clock, self._interval_seconds, self._limits, self._changed
+                    target, self._http(target.ranges), self._clock, self._interval_seconds, self._limits, self._changed
                 )
                 if self._running:
                     self._start(uid)
@@ -85,7 +101,15 @@ class EngineWatcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._http.aclose()
+            for http in self._https.values():
+                await http.aclose()
+
+    def _http(self, ranges: tuple[str, ...]) -> EngineHttp:
+        http = self._https.get(ranges)
+        if http is None:
+            places = None if not ranges or self._places is None else partial(self._places, ranges=ranges)
+            http = self._https[ranges] = EngineHttp(timeout_seconds=self._timeout_seconds, places=places)
+        return http
 
     def _start(self, uid: str) -> None:
         task = asyncio.get_running_loop().create_task(self._watches[uid].run(), name=f"engine-{uid}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
 
 from fleet.accelerator import DeviceHealth
 from fleet.clock import SystemClock
@@ -90,6 +93,30 @@ async def test_an_engine_that_is_refused_is_unreachable_at_once() -> None:
         await until(lambda: phases(reports) == [EndpointPhase.UNREACHABLE], 3.0)
         await one.start()
         await until(lambda: phases(reports) == [EndpointPhase.READY], 3.0)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_rel_s8_nothing_outside_the_zones_ranges_is_even_looked_at(host: str) -> None:
+    """A name or an address: no connection is made, so nobody learns what is there."""
+    async with BareEngine("one").serving() as one:
+        url = one.url.replace("127.0.0.1", host)
+
+        def within(*ranges: str) -> Intent:
+            made = intent(one)
+            zone = replace(made.zones["eu-a"], endpoint_ranges=ranges)
+            endpoint = replace(made.endpoints["one"], url=url)
+            return replace(made, zones=made.zones | {"eu-a": zone}, endpoints={"one": endpoint})
+
+        async with watching(within("10.2.0.0/16")) as (reports, agent):
+            await asyncio.sleep(0.5)  # several rounds
+            assert EndpointPhase.READY not in phases(reports)
+            assert one.probes == 0
+            agent.set_intent(within("10.2.0.0/16", "127.0.0.0/8", "::1/128"))  # type: ignore[attr-defined]
+            await until(lambda: phases(reports) == [EndpointPhase.READY])
+            agent.set_intent(within("10.2.0.0/16"))  # type: ignore[attr-defined]
+            await until(
+                lambda: phases(reports) != [EndpointPhase.READY], what="the open connection was not used either"
+            )
 
 
 def test_declared_devices_have_stable_uuids_and_unknown_readings() -> None:
