@@ -49,6 +49,8 @@ async def put(tx: Transaction, kind: ApiKind, given: Input, spec: Spec, existing
     Raises Problem (409) naming each field that may not change in place.
     """
     new_spec = stored_spec(spec)
+    if existing is not None and existing.spec.get("revoked", False):
+        new_spec = _still_revoked(existing, spec, new_spec)
     secret_field = kind.secret_field
     cleared = secret_field is not None and secret_field in spec.model_fields_set and getattr(spec, secret_field) is None
     row = existing or Resource(
@@ -139,6 +141,17 @@ async def bury(tx: Transaction, row: Resource) -> None:
         await holds.release(tx, row.kind, row.uid)
     tx.world.bury(row, tx.now, tx.version)
     tx.removed(row)
+
+
+def _still_revoked(row: Resource, spec: Spec, new_spec: dict[str, Any]) -> dict[str, Any]:
+    """A file from before the revocation must not bring a key back: what says nothing keeps it, what says otherwise is refused."""
+    if "revoked" in spec.model_fields_set and not getattr(spec, "revoked", True):
+        raise Problem(
+            "conflict",
+            f"{row.kind} {row.name} is revoked for good; delete it, then create another",
+            errors=[FieldError("/spec/revoked", "is true for good, not false")],
+        )
+    return new_spec | {"revoked": True}
 
 
 def _unchangeable(kind: ApiKind, row: Resource, new_spec: Mapping[str, Any]) -> None:

@@ -214,6 +214,26 @@ async def test_revoking_a_key(full: Client, feed: IntentFeed) -> None:
     assert [e["reason"] for e in (await full.get("/api/v1/events?kind=key")).json()["items"]] == ["KeyRevoked"]
 
 
+async def test_a_revoked_key_does_not_come_back_with_a_file_from_before(full: Client, feed: IntentFeed) -> None:
+    written = {"kind": "key", "name": "k", "spec": {"tenant": "acme", "secret": "acme-secret-1"}}
+    await full.post("/api/v1/apply", json=[written])
+    await full.post("/api/v1/keys/k:revoke")
+    start = await feed.head()
+    again = await full.post("/api/v1/apply", json=[written])
+    assert [c["action"] for c in again.json()["changes"]] == ["unchanged"]
+    explicit = written | {"spec": written["spec"] | {"revoked": False}}
+    for refused in (
+        await full.post("/api/v1/apply", json=[explicit]),
+        await full.patch("/api/v1/keys/k", json={"spec": {"revoked": False}}),
+    ):
+        assert refused.status_code == 409
+        assert "revoked for good" in refused.json()["detail"]
+    assert await feed.head() == start
+    labelled = await full.post("/api/v1/apply", json=[written | {"labels": {"a": "b"}}])
+    assert [d["pointer"] for d in labelled.json()["changes"][0]["diff"]] == ["/labels/a"]
+    assert (await full.get("/api/v1/keys/k")).json()["spec"]["revoked"] is True
+
+
 async def test_join_tokens_tell_how_often_they_were_used(
     full: Client, database: Database, secrets: DeploymentSecrets
 ) -> None:
