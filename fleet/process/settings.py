@@ -95,6 +95,12 @@ class ProcessSettings(BaseModel):
 
     _secret_files: dict[str, SecretFile] = PrivateAttr(default_factory=dict)
 
+    @field_validator("host", mode="before", check_fields=False)
+    @classmethod
+    def _without_brackets(cls, host: Any) -> Any:
+        """``[::1]``, as one writes it before a port, is the address ``::1``."""
+        return host[1:-1] if isinstance(host, str) and host.startswith("[") and host.endswith("]") else host
+
 
 Model = TypeVar("Model", bound=BaseModel)
 

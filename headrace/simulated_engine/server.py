@@ -63,7 +63,8 @@ class SimulatedEngine:
 
     @property
     def url(self) -> str:
-        return f"http://{self.settings.host}:{self._port}"
+        host = self.settings.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     @property
     def scheduler(self) -> ContinuousBatching:

@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
 
+from agents.settings import AgentSettings
+from controlplane.settings import ControlPlaneSettings
 from fleet.errors import InvalidInput
 from fleet.process.settings import ProcessSettings, load, load_with_origins, secret_reader
 from fleet.process.show import MASK, mask_url, show_settings
 from headrace.settings import PROCESSES, check_everything, known_names, load_process
+from regional.settings import RouterSettings
 
 
 class Limits(ProcessSettings):
@@ -291,3 +294,10 @@ def test_urls_are_masked_and_otherwise_kept() -> None:
     assert mask_url("redis://:p@h") == f"redis://:{MASK}@h"
     assert mask_url("http://h/x?token=abc&y=1") == f"http://h/x?token={MASK}&y=1"
     assert mask_url("http://h:1/") == "http://h:1/"
+
+
+@pytest.mark.parametrize("model", [ControlPlaneSettings, RouterSettings, AgentSettings])
+def test_case_w05_an_ipv6_host_may_be_written_as_before_a_port(model: type[ProcessSettings]) -> None:
+    needed = {"routers": ["[::1]:7601"], "zone": "z"} if model is AgentSettings else {}
+    assert model.model_validate({"host": "[::1]", **needed}).host == "::1"
+    assert model.model_validate({"host": "::1", **needed}).host == "::1"
