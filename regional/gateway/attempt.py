@@ -117,7 +117,7 @@ class Attempt:
             )
         )
         self.upstream = connection
-        connection.send(self._exchange, [head, payload])
+        connection.send(self._exchange, head, payload, self._gateway.outbox)
 
     def _hop_line(self, step: SendToRegion) -> bytes:
         gateway, facts, request = self._gateway, self._exchange.facts, self._exchange.request

@@ -227,6 +227,7 @@ class ClientConnection(asyncio.Protocol):
             if unclear or length is None or length > SMALL_BODY_BYTES or request.expects_continue:
                 self._stop_at(request)
         elif request.expects_continue and self.exchange is None and not self._waiting:
+            self._gateway.outbox.flush()
             self.transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
@@ -321,6 +322,7 @@ class ClientConnection(asyncio.Protocol):
     def write_whole(self, request: ClientRequest, status: int, lines: bytes, body: bytes) -> None:
         """Write an answer that is all here."""
         keep = request.keep_alive and not self._gateway.closing
+        self._gateway.outbox.flush()  # the answer before this one may still be there
         self.transport.write(
             b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\nx-request-id: %b\r\n%b\r\n%b"
             % (
@@ -356,6 +358,7 @@ class ClientConnection(asyncio.Protocol):
         """Close once everything is sent. While the client still sends, what it sends is thrown away for a moment first: closing
         at once would reset the connection, and the client could lose the answer (case-B05)."""
         self._last_request = True
+        self._gateway.outbox.flush()
         if not self._deaf or self.transport.is_closing() or not self.transport.can_write_eof():
             self.transport.close()
             return

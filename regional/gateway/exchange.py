@@ -256,7 +256,7 @@ class Exchange:
             connection.finished()
             if self._attempt is not None:
                 self._attempt.upstream = None
-            self._client.transport.write(whole_answer(request, head, lines, body, keep=keep))
+            gateway.outbox.add(self._client.transport, whole_answer(request, head, lines, body, keep=keep))
             self._end(Outcome.OK, usage)
         except Exception as error:  # noqa: BLE001  # as in start
             self.fault(error)

@@ -19,6 +19,7 @@ from regional.gateway.connection import ClientConnection
 from regional.gateway.exchange import Exchange
 from regional.gateway.hop import peer_answer
 from regional.gateway.openai import PATHS
+from regional.gateway.outbox import Outbox
 from regional.gateway.placement import Placement
 from regional.gateway.pools import Upstreams
 from regional.gateway.reception import Reception
@@ -75,6 +76,7 @@ class Gateway:
         self.closing = False
         """Answers end their connections from now on."""
         self.upstreams = Upstreams(settings.upstream_idle_connections, settings.upstream_idle_seconds, upstream_tls)
+        self.outbox = Outbox()
         self.exchanges: set[Exchange] = set()
         auth = Authenticator(intent, anonymous=settings.anonymous)
         self.reception = Reception(settings, intent, auth, origins.locate, self.clock)

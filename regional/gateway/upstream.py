@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
+from regional.gateway.outbox import Outbox
 from regional.gateway.repeat import MISSES, RepeatedHead
 from regional.request.steps import Outcome
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES = 256 * 1024
 WRITE_BUFFER_BYTES = 256 * 1024
+SMALL_BYTES = 32 * 1024
 # Chunk size lines that the short way knows: plain lower-case or upper-case hex without leading zeros, as engines write them.
 _SIZES = {b"%x" % n: n for n in range(1, 65536)} | {b"%X" % n: n for n in range(1, 65536)}
 _CONTENT_END = b"\n\n\r\n"
@@ -125,10 +127,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     # What the owner does
 
-    def send(self, owner: Owner, data: list[bytes]) -> None:
-        """Send a whole request."""
+    def send(self, owner: Owner, head: bytes, payload: bytes, outbox: Outbox) -> None:
+        """Send a whole request; a small one at the end of this turn of the loop, with the others."""
         self.owner = owner
-        self.transport.writelines(data)
+        if len(payload) <= SMALL_BYTES:
+            outbox.add(self.transport, head + payload)
+        else:
+            self.transport.writelines((head, payload))
 
     def abandon(self) -> None:
         """The owner wants no more of it: nothing is told any more, and the engine sees the connection close at once."""
