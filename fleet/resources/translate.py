@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -31,6 +32,7 @@ from fleet.resources.tenants import DEFAULT_SLA_CLASSES, KeySpec, ResidencySpec,
 from fleet.snapshot import SECRETS_KIND, IntentObject, IntentVersion
 from fleet.tenancy import Residency, SlaClass, Tenant, TenantKey
 
+_Word = TypeVar("_Word")
 HOLD_KIND = "hold"
 """Intent objects made by cordon and drain: spec {target_kind, target, state, reason}."""
 
@@ -52,6 +54,7 @@ class SpecCache:
 
     def __init__(self) -> None:
         self._read: dict[tuple[str, str], tuple[IntentObject, Spec | None]] = {}
+        self._words: dict[tuple[str, str], tuple[IntentObject, object]] = {}
 
     def spec(self, obj: IntentObject) -> Spec | None:
         """As :func:`_spec`."""
@@ -62,10 +65,23 @@ class SpecCache:
         self._read[obj.key] = (obj, spec)
         return spec
 
+    def word(self, obj: IntentObject, make: Callable[[], _Word]) -> _Word:
+        """What ``make`` made of the object, the very same value as for the last intent: so what has changed is found quickly.
+
+        It must depend on nothing but the object.
+        """
+        known = self._words.get(obj.key)
+        if known is not None and known[0] is obj:
+            return cast(_Word, known[1])
+        word = make()
+        self._words[obj.key] = (obj, word)
+        return word
+
     def keep(self, keys: Collection[tuple[str, str]]) -> None:
         """Forget objects that are not among ``keys``."""
         if len(self._read) > len(keys):
             self._read = {key: value for key, value in self._read.items() if key in keys}
+            self._words = {key: value for key, value in self._words.items() if key in keys}
 
 
 def _residency(spec: ResidencySpec) -> Residency:
@@ -118,6 +134,11 @@ def _endpoint_word(obj: IntentObject, spec: EndpointSpec) -> EndpointIntent:
     )
 
 
+def _node_word(obj: IntentObject, spec: NodeSpec) -> NodeIntent:
+    gpus = tuple(DeclaredGpus(g.product, g.count, g.memory_gib) for g in spec.gpus)
+    return NodeIntent(obj.uid, obj.name, spec.zone, gpus)
+
+
 def _route_word(obj: IntentObject, spec: RouteSpec) -> Route:
     return Route(
         obj.uid,
@@ -146,6 +167,7 @@ def intent_of(
     ``cache`` remembers what was read for the next version.
     """
     read: Callable[[IntentObject], Spec | None] = _spec if cache is None else cache.spec
+    words = SpecCache() if cache is None else cache
     regions: dict[str, Region] = {}
     zones: dict[str, Zone] = {}
     links: dict[tuple[str, str], Link] = {}
@@ -206,14 +228,9 @@ def intent_of(
                     None if spec.egress_per_gb is None else float(spec.egress_per_gb),
                 )
             case NodeSpec():
-                nodes[obj.name] = NodeIntent(
-                    obj.uid,
-                    obj.name,
-                    spec.zone,
-                    tuple(DeclaredGpus(g.product, g.count, g.memory_gib) for g in spec.gpus),
-                )
+                nodes[obj.name] = words.word(obj, partial(_node_word, obj, spec))
             case EndpointSpec():
-                endpoints[obj.uid] = _endpoint_word(obj, spec)
+                endpoints[obj.uid] = words.word(obj, partial(_endpoint_word, obj, spec))
             case ModelSpec():
                 models[obj.name] = Model(
                     obj.uid,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.pool import Pool
 from regional.fleetview.settings import ViewSettings
@@ -9,6 +11,8 @@ from regional.routing import pricing
 
 PRICE, RATE = 1, 2
 """Levels of what has to be worked out anew: after a request was sent or ended, and after anything else."""
+MARKED_AT_ONCE = 1_000
+"""More than these that change for one reason are worked out over several ticks."""
 LAYOUT_SECONDS, LAYOUT_SECONDS_PER_SEAT = 0.02, 2.5e-5
 """Least time between two layouts of a pool."""
 REFRESH_SECONDS = 2.0
@@ -86,6 +90,15 @@ class Columns:
             self.mark(endpoint, RATE)
         del self._refresh[-share:]
 
+    def later(self, endpoints: Iterable[Endpoint]) -> None:
+        """Work these out anew: at once when they are few, else over the next ticks."""
+        found = list(endpoints)
+        if len(found) > MARKED_AT_ONCE:
+            self._refresh.extend(found)
+            return
+        for endpoint in found:
+            self.mark(endpoint, RATE)
+
     def _work_off(self, now: float) -> None:
         dirty, self._dirty = self._dirty, []
         settings = self._settings
@@ -117,8 +130,7 @@ class Columns:
     def lay_out(self, pool: Pool, now: float) -> None:
         """Give a pool's members their columns now: for a request that finds nothing good among those laid out before."""
         self._unlaid.pop(pool.model, None)
-        pool.lay_out(now)
-        for seat in pool.seats:
+        for seat in pool.lay_out(now):
             pricing.price(seat)
         if not pool.members and self.pools.get(pool.model) is pool:
             del self.pools[pool.model]

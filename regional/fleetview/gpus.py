@@ -55,6 +55,15 @@ class GpuIndex:
             found.update(self._users.get(uuid, {}))
         return list(found.values())
 
+    def users_within(self, uuid: str) -> list[Endpoint]:
+        """Endpoints on this GPU, and on MIG instances of it."""
+        found = dict(self._users.get(uuid, {}))
+        for used, users in self._users.items():
+            state = self.state(used)
+            if state is not None and state.parent_uuid == uuid:
+                found.update(users)
+        return list(found.values())
+
     def down(self, uuid: str, endpoint: Endpoint) -> str:
         """Why this GPU cannot serve the endpoint; empty when nothing speaks against it. Unknown is not a failure."""
         owner = self._owner.get(uuid)

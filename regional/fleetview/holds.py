@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from fleet.intent import HoldState, Intent
+from regional.fleetview.changes import Changes
 from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.gpus import GpuIndex
+from regional.fleetview.node import Node
 
 
 def node_hold(node_uid: str, zone: str, intent: Intent, region: str) -> HoldState | None:
@@ -34,6 +38,35 @@ def hold_of(endpoint: Endpoint, intent: Intent, region: str, gpus: GpuIndex) -> 
     below = _strictest(intent, keys)
     above = node_hold(endpoint.node.uid, endpoint.zone, intent, region)
     return HoldState.DRAINING if HoldState.DRAINING in (below, above) else below or above
+
+
+def reached(
+    changes: Changes,
+    intents: tuple[Intent, Intent],
+    nodes: Mapping[str, Node],
+    endpoints: Mapping[str, Endpoint],
+    gpus: GpuIndex,
+) -> Iterator[Endpoint]:
+    """Endpoints that holds may reach otherwise than before the change from the first intent to the second."""
+    zones: set[str] = set(changes.zones)
+    everywhere = changes.own_region
+    for kind, target in changes.holds:
+        match kind:
+            case "endpoint" if target in endpoints:
+                yield endpoints[target]
+            case "node" if target in nodes:
+                yield from nodes[target].endpoints.values()
+                yield from gpus.users_of(nodes[target])
+            case "gpu":
+                yield from gpus.users_within(target)
+            case "zone":
+                zones.update(z.name for i in intents for z in i.zones.values() if z.uid == target)
+            case "region":
+                everywhere = True
+            case _:
+                pass  # of something that is not here
+    if everywhere or zones:
+        yield from [e for e in endpoints.values() if everywhere or e.zone in zones]
 
 
 def _strictest(intent: Intent, keys: list[tuple[str, str]]) -> HoldState | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from fleet.accelerator import AcceleratorState
+from collections.abc import Container
+from itertools import islice
+
 from fleet.endpoint import EndpointPhase, EndpointReport, ServedModel
 from fleet.intent import EndpointIntent, Intent
 from fleet.report import AgentPhase, NodeReport
 from regional.fleetview.bounds import bounded, bounded_load, url_problem
+from regional.fleetview.changes import Changes, devices_changed, same_but_load
 from regional.fleetview.columns import RATE, Columns
 from regional.fleetview.endpoint import Endpoint
 from regional.fleetview.gpus import GpuIndex
-from regional.fleetview.holds import hold_of
+from regional.fleetview.holds import hold_of, reached
 from regional.fleetview.node import Node, NodeState
 from regional.fleetview.samples import read_sample, refresh_others
 from regional.fleetview.settings import ViewSettings
@@ -19,6 +22,8 @@ from regional.routing import pricing
 from regional.routing.cost import throttling
 
 _AWAY = (NodeState.DEAD, NodeState.SUSPECT)
+HOLDS_AT_ONCE = 1_000
+"""Endpoints that a hold on a zone or region reaches with one step; the rest follow with the next ticks."""
 UNKNOWN_SLOTS = 1_000_000
 PROVEN_SECONDS = 1.0
 """A request that did well this lately outweighs a watcher that cannot reach the engine: busy is not dead."""
@@ -36,6 +41,8 @@ class Members:
         """By uid: all that may be chosen, and those gone that still have work of ours."""
         self.gpus = GpuIndex()
         self._lost: list[tuple[Endpoint, str]] = []
+        self._unsettled_holds: dict[str, Endpoint] = {}
+        """Endpoints whose holds have to be looked up anew."""
 
     def lost(self) -> list[tuple[Endpoint, str]]:
         """Endpoints given up since the last call, and what died: ``gpu`` or ``endpoint``."""
@@ -43,23 +50,40 @@ class Members:
         return lost
 
     def follow(self, intent: Intent, now: float) -> None:
-        """Take a new intent: what it declares is there, what it no longer declares is gone, its holds apply."""
-        self._intent = intent
-        self._declare_nodes()
-        declared = {
-            e.uid: e for e in intent.endpoints.values() if (node := intent.nodes.get(e.node)) and self._ours(node.zone)
-        }
-        for endpoint in list(self.endpoints.values()):
-            if endpoint.declared and endpoint.uid not in declared:
-                endpoint.declared = False
-                self._remove(endpoint)
-        for uid, spec in declared.items():
-            self._declare(uid, spec, now)
-        for endpoint in self.endpoints.values():
-            if endpoint.reported and not endpoint.declared and endpoint.report is not None:
-                self._serve(endpoint, endpoint.report.models, False)  # aliases may have come or gone
-            endpoint.hold = hold_of(endpoint, intent, self._region, self.gpus)
-            self._columns.mark(endpoint, RATE)
+        """Take a new intent: what it declares is there, what it no longer declares is gone, its holds apply.
+
+        Only what differs from the intent before is looked at.
+        """
+        before, self._intent = self._intent, intent
+        changes = Changes.between(before, intent, self._region)
+        left = self._declare_nodes(before, changes)
+        for uid in changes.endpoints:
+            known = self.endpoints.get(uid)
+            if self._declared_here(uid) is None and known is not None and known.declared:
+                known.declared = False
+                self._remove(known)
+        for uid in changes.endpoints:
+            spec = self._declared_here(uid)
+            if spec is not None:
+                self._declare(uid, spec, now)
+        for node in left:
+            if not node.in_intent and not node.reported and not node.endpoints:
+                self.nodes.pop(node.uid, None)
+        if changes.model_names:
+            self._rename_models(changes.model_names)
+        for endpoint in reached(changes, (before, intent), self.nodes, self.endpoints, self.gpus):
+            self._unsettled_holds[endpoint.uid] = endpoint
+        self.settle_holds()
+
+    def settle_holds(self) -> None:
+        """Apply the holds of intent to endpoints that they may have changed for: many at a time, but not without end."""
+        waiting = self._unsettled_holds
+        for uid in list(islice(waiting, HOLDS_AT_ONCE)):
+            endpoint = waiting.pop(uid)
+            hold = hold_of(endpoint, self._intent, self._region, self.gpus)
+            if hold is not endpoint.hold:
+                endpoint.hold = hold
+                self._columns.mark(endpoint, RATE)
 
     def take_report(self, node: Node | None, report: NodeReport, now: float) -> list[str]:
         """Take a newer report over. Returns a line for each endpoint that was left out."""
@@ -70,11 +94,14 @@ class Members:
         node.accept(report, self._settings.lease_seconds(report.interval_seconds), now)
         node.came_from = state_before
         node.state = NodeState.DRAINING if report.phase is AgentPhase.DRAINING else NodeState.READY
-        devices_changed = _devices_changed(gpus_before, node.gpus) or state_before is not node.state
-        if devices_changed:
+        other_devices = devices_changed(gpus_before, node.gpus) or state_before is not node.state
+        if other_devices:
             self.gpus.own(node, gpus_before)
         refused = self._take_endpoints(node, report, moved, now)
-        if devices_changed:
+        if moved:
+            self._unsettled_holds.update(node.endpoints)
+            self.settle_holds()
+        if other_devices:
             self.judge_gpus(node)
         if state_before is not node.state or phase_before is not node.phase:
             for endpoint in node.endpoints.values():
@@ -114,20 +141,43 @@ class Members:
         owners = {id(o): o for g in report.gpus if (o := self.gpus.owner(g.uuid)) and o.uid != report.node_uid}
         return list(owners.values())
 
-    def _declare_nodes(self) -> None:
-        for node in self.nodes.values():
-            node.in_intent = False
-        for spec in self._intent.nodes.values():
-            if not self._ours(spec.zone):
+    def _declare_nodes(self, before: Intent, changes: Changes) -> list[Node]:
+        """Write down the changed nodes. Returns those that are no longer declared."""
+        left: list[Node] = []
+        for name in changes.nodes:
+            was = before.nodes.get(name)
+            if was is not None and (node := self.nodes.get(was.uid)) is not None:
+                node.in_intent = False
+                left.append(node)
+        for name in changes.nodes:
+            spec = self._intent.nodes.get(name)
+            if spec is None or not self._ours(spec.zone):
                 continue
-            node = self.nodes.setdefault(spec.uid, Node(spec.uid, spec.name, spec.zone))
+            node = self.nodes.get(spec.uid)
+            if node is None:
+                node = self.nodes[spec.uid] = Node(spec.uid, spec.name, spec.zone)
             node.in_intent = True
-            node.declared_gpus = spec.gpus
+            if node.declared_gpus != spec.gpus:
+                node.declared_gpus = spec.gpus
+                for endpoint in node.endpoints.values():
+                    self._equip(endpoint)
             if not node.reported:
                 node.name, node.zone = spec.name, spec.zone
-        for node in list(self.nodes.values()):
-            if not node.in_intent and not node.reported and not node.endpoints:
-                del self.nodes[node.uid]
+        return left
+
+    def _declared_here(self, uid: str) -> EndpointIntent | None:
+        """What intent says of an endpoint of this region."""
+        spec = self._intent.endpoints.get(uid)
+        node = None if spec is None else self._intent.nodes.get(spec.node)
+        return spec if node is not None and self._ours(node.zone) else None
+
+    def _rename_models(self, names: Container[str]) -> None:
+        """Names and aliases of models have come or gone: endpoints that were told by them serve another model now."""
+        for endpoint in list(self.endpoints.values()):
+            spec = self._intent.endpoints.get(endpoint.uid) if endpoint.declared else None
+            told = endpoint.report if endpoint.reported and not endpoint.declared else spec
+            if told is not None and any(m.model in names for m in told.models):
+                self._serve(endpoint, told.models, False)
 
     def _declare(self, uid: str, spec: EndpointIntent, now: float) -> None:
         """An endpoint that intent writes down: known at once, whether or not anybody has seen it yet."""
@@ -208,7 +258,7 @@ class Members:
             existing = self.endpoints.get(told.uid)
             if settled and existing is not None and existing.node is node and told.uid not in named:
                 before = existing.report
-                if existing.reported and before is not None and _same_but_load(before, told):
+                if existing.reported and before is not None and same_but_load(before, told):
                     named.add(told.uid)
                     existing.report = told
                     self._take_sample(existing, told, now)
@@ -318,38 +368,3 @@ class Members:
         self._columns.mark(endpoint, RATE)
         if problem:
             self._lost.append((endpoint, "gpu"))
-
-
-def _devices_changed(before: dict[str, AcceleratorState], after: dict[str, AcceleratorState]) -> bool:
-    """Whether anything about devices differs that endpoints depend on; readings alone do not count."""
-    if before.keys() != after.keys():
-        return True
-    for uuid, old in before.items():
-        new = after[uuid]
-        if old.health is not new.health or old.product != new.product or old.parent_uuid != new.parent_uuid:
-            return True
-        if old.throttle_reasons != new.throttle_reasons or (
-            new.throttle_reasons and old.sm_clock_mhz != new.sm_clock_mhz
-        ):
-            return True
-    return False
-
-
-def _same_but_load(before: EndpointReport, now: EndpointReport) -> bool:
-    """Whether two reports of an endpoint differ in its load only: so it is with nearly all of them."""
-    return (
-        before.phase is now.phase
-        and before.engine_incarnation == now.engine_incarnation
-        and before.auth_failed is now.auth_failed
-        and before.url == now.url
-        and before.models == now.models
-        and before.gpu_uuids == now.gpu_uuids
-        and before.gpus_known is now.gpus_known
-        and before.max_inflight == now.max_inflight
-        and before.tensor_parallel == now.tensor_parallel
-        and before.kv_tokens == now.kv_tokens
-        and before.context_tokens == now.context_tokens
-        and before.api_key == now.api_key
-        and before.name == now.name
-        and before.kind is now.kind
-    )

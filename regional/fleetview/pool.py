@@ -83,6 +83,10 @@ class Seat:
         self.step = 0.0
         self.target: EndpointTarget | None = None
 
+    def order(self) -> tuple[str, str]:
+        """Zones side by side, and the same order at every router."""
+        return (self.endpoint.zone, self.endpoint.uid)
+
 
 class Pool:
     """Columns are written by pricing only, and read by decisions."""
@@ -142,25 +146,45 @@ class Pool:
         seat.position = -1
         self.changed = True
 
-    def lay_out(self, now: float) -> None:
-        """Place all members by zone and uid. Their prices have to be written again after this."""
-        self.seats = sorted(self.members.values(), key=lambda s: (s.endpoint.zone, s.endpoint.uid))
-        self._allocate(len(self.seats))
+    def lay_out(self, now: float) -> list[Seat]:
+        """Place all members by zone and uid; those that had a place take their prices along. Returns those that have none yet."""
+        before = self._columns()
+        seats = self.seats = sorted(self.members.values(), key=Seat.order)
+        was = np.fromiter((s.position for s in seats), dtype=np.intp, count=len(seats))
+        self._allocate(len(seats))
+        kept = was >= 0
+        for old, new in zip(before, self._columns(), strict=True):
+            new[kept] = old[was[kept]]
         slices: list[ZoneSlice] = []
         start = 0
-        for position, seat in enumerate(self.seats):
+        zone = seats[0].endpoint.zone if seats else ""
+        for position, seat in enumerate(seats):
             seat.position = position
-            self.hashes[position] = stable_hash(seat.endpoint.uid)
-            if position and seat.endpoint.zone != self.seats[position - 1].endpoint.zone:
-                slices.append(ZoneSlice(self.seats[start].endpoint.zone, start, position))
-                start = position
-        if self.seats:
-            slices.append(ZoneSlice(self.seats[start].endpoint.zone, start, len(self.seats)))
+            if seat.endpoint.zone != zone:
+                slices.append(ZoneSlice(zone, start, position))
+                zone, start = seat.endpoint.zone, position
+        if seats:
+            slices.append(ZoneSlice(zone, start, len(seats)))
+        fresh = [seats[i] for i in np.flatnonzero(~kept)]
+        for seat in fresh:
+            self.hashes[seat.position] = stable_hash(seat.endpoint.uid)
         self.zones = tuple(slices)
         self.masks.clear()
         self.changed = False
         self.laid_out_at = now
         self.layout += 1
+        return fresh
+
+    def _columns(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """All that a layout carries over by position."""
+        return (
+            self.fixed,
+            self.per_input,
+            self.per_output,
+            self.inflight,
+            self.weights,
+            self.hashes,
+        )
 
     def learn_paces(self, prefill: float, decode: float) -> None:
         """An endpoint has just shown these paces."""

@@ -10,6 +10,7 @@ from fleet.capacity import CapacityRow, InventoryNode, RegionObserved
 from fleet.intent import HoldState, Intent
 from fleet.report import NodeReport
 from regional.fleetview import rows
+from regional.fleetview.changes import changed, filtered_otherwise
 from regional.fleetview.columns import PRICE, RATE, Columns
 from regional.fleetview.endpoint import Endpoint, Ticket
 from regional.fleetview.holds import node_hold
@@ -84,13 +85,19 @@ class FleetView:
     # What comes in
 
     def set_intent(self, intent: Intent, now: float) -> None:
-        """Take a new intent whole. In-flight counts and what was seen live on."""
-        self.intent = intent
-        self._columns.weights_gib = {m.name: m.weights_gib for m in intent.models.values()}
+        """Take a new intent whole. In-flight counts and what was seen live on. Costs what has changed, not what there is."""
+        before, self.intent = self.intent, intent
+        weights = {m.name: m.weights_gib for m in intent.models.values()}
+        heavier = changed(self._columns.weights_gib, weights)
+        self._columns.weights_gib = weights
         self.peers.keep(name for name in intent.regions if name != self.region)
         self._members.follow(intent, now)
-        for pool in self.pools.values():
-            pool.masks.clear()
+        for model in heavier:
+            if model in self.pools:
+                self._columns.later(seat.endpoint for seat in self.pools[model].members.values())
+        if filtered_otherwise(before, intent):
+            for pool in self.pools.values():
+                pool.masks.clear()
         self._lose_noted()
 
     def apply_report(self, report: NodeReport, now: float) -> ReportAnswer:
@@ -146,6 +153,7 @@ class FleetView:
                 if node.reported and node.silent_seconds(now) > self.settings.forget_after_seconds:
                     self._members.forget(node)
             self._lose_noted()
+        self._members.settle_holds()
         self._columns.refresh(self.endpoints, now)
         self.settle(now)
 

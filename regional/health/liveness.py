@@ -214,11 +214,13 @@ class Liveness:
         """Nodes whose leases lapse now. When nearly all do at once, that is more likely us, or what is between: they get longer."""
         s = self.settings
         reckoned = now - self._lateness.patience(now)
-        held = [n for n in self._view.nodes.values() if n.lease is not None and n.state not in _SILENT_STATES]
-        found = [n for n in held if n.lease is not None and n.lease.lapsed(reckoned)]
-        if len(found) >= s.crowd_nodes and len(found) >= s.crowd_share * len(held):
-            reckoned = now - s.patience_max_seconds
-            found = [n for n in found if n.lease is not None and n.lease.lapsed(reckoned)]
+        nodes = self._view.nodes.values()
+        found = [n for n in nodes if n.lease is not None and n.state not in _SILENT_STATES and n.lease.lapsed(reckoned)]
+        if len(found) >= s.crowd_nodes:
+            held = sum(n.lease is not None and n.state not in _SILENT_STATES for n in nodes)
+            if len(found) >= s.crowd_share * held:
+                reckoned = now - s.patience_max_seconds
+                found = [n for n in found if n.lease is not None and n.lease.lapsed(reckoned)]
         return found
 
     def _lapse(self, node: Node, now: float) -> tuple[Action, ...]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fleet.intent import HoldState, Intent
 from fleet.request import Task
+from regional.fleetview.changes import filtered_otherwise
 from regional.fleetview.pool import Floats, Pool, Seat
 from regional.fleetview.standing import OPEN, OUT, SUSPECT
 from regional.fleetview.view import FleetView
@@ -148,6 +149,7 @@ class Placing:
     def moved_sessions(self, limit: int) -> list[SessionMove]:
         """What siblings have still to be told of where sessions live; it counts as told from now on."""
         self._follow_intent()
+        self._affinity.on_cordoned(self._cordoned())  # a hold may reach endpoints later than intent says so
         return self._affinity.moves(limit)
 
     def learn_sessions(self, moves: Iterable[SessionMove]) -> None:
@@ -192,11 +194,11 @@ class Placing:
         intent = self._view.intent
         if intent is self._intent:
             return
-        self._intent = intent
+        before, self._intent = self._intent, intent
         border = ResidencyBorder(intent)
-        self._step = EndpointStep((border, GpuClass(), ContextLength(intent)), self._rng)
-        self._affinity.step = self._step
-        self._affinity.on_cordoned(self._cordoned())
+        if before is None or filtered_otherwise(before, intent):
+            self._step = EndpointStep((border, GpuClass(), ContextLength(intent)), self._rng)
+            self._affinity.step = self._step
         self._regions.set_intent(intent, border)
         self._book.set_intent(intent, self._view.region)
 
