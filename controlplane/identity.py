@@ -285,10 +285,12 @@ class Joins:
                 continue  # it kept its state
             if _alive(members, self._now()):
                 name = next((m.name for m in members if m.kind == "node"), uid)
-                what = f"the name {name}" if node is not None and uid == node.uid else f"GPUs of {name}"
+                what = (
+                    f"the name {name} is that of" if node is not None and uid == node.uid else f"GPUs of {name} are in"
+                )
                 raise JoinRefused(
                     Refusal.CONFLICT,
-                    f"{what} belong to a node that still reports; stop its agent, or give this node another name",
+                    f"{what} a node that still reports; stop its agent, or give this node another name",
                 )
             gpus = {m.uid for m in members if m.kind == "gpu"}
             if node is not None and uid == node.uid:

@@ -22,6 +22,8 @@ from fleet.wire.identity import LIFETIME_SECONDS
 from fleet.wire.regions import region_directive_to_wire, region_report_from_wire
 
 SERVICE = "headrace.v1.RegionService"
+REFUSAL_TOLD_SECONDS = 60.0
+REFUSALS_KEPT = 4096
 
 _STATUS = {
     Refusal.TOKEN: grpc.StatusCode.UNAUTHENTICATED,
@@ -45,6 +47,8 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
         self._joins = joins
         self._tokens = tokens
         self._clock = clock
+        self._refused: dict[tuple[str, str], float] = {}
+        """When a refused join, by reason and node, was last told: an agent tries again and again, by every router."""
 
     def register(self, server: grpc.aio.Server) -> None:
         region_pb2_grpc.add_RegionServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
@@ -108,7 +112,8 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
             )
         except JoinRefused as error:
             reason = "NodeConflict" if error.why is Refusal.CONFLICT else "JoinRefused"
-            self._note(reason, str(error), request.node_name, grant.region, "warning")
+            if self._worth_telling(reason, request.node_name):
+                self._note(reason, str(error), request.node_name, grant.region, "warning")
             await context.abort(_STATUS[error.why], str(error))
         except Unavailable as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
@@ -120,6 +125,16 @@ class RegionService(region_pb2_grpc.RegionServiceServicer):
             identity=joined.token,
             expires_in_seconds=round(LIFETIME_SECONDS),
         )
+
+    def _worth_telling(self, reason: str, node: str) -> bool:
+        """Once in a while for each node; what is remembered for it is bounded, whatever names are tried."""
+        key, now = (reason, node[:MAX_NAME]), self._clock.monotonic()
+        if now - self._refused.get(key, -REFUSAL_TOLD_SECONDS) < REFUSAL_TOLD_SECONDS:
+            return False
+        if len(self._refused) >= REFUSALS_KEPT:
+            self._refused.clear()
+        self._refused[key] = now
+        return True
 
     def _tell(self, joined: Joined, region: str) -> None:
         if joined.renewed:

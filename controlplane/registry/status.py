@@ -132,6 +132,6 @@ def as_seen(conditions: Sequence[Mapping[str, Any]], region_connected: bool) -> 
     if region_connected:
         return [dict(c) for c in conditions]
     return [
-        {**c, "status": "Unknown", "reason": "RegionNotReporting", "message": "no router of the region reports"}
+        {**c, "status": "Unknown", "reason": "RegionNotReporting", "message": "no router of the region reports it"}
         for c in conditions
     ]

@@ -39,6 +39,16 @@ def condition(kind: str) -> Callable[[Item], Any]:
     return read
 
 
+def state_by(kind: str) -> Callable[[Item], Any]:
+    """The state last seen; ``unknown`` when the condition says that nobody sees it now."""
+
+    def read(item: Item) -> Any:
+        state = field("status.observed.state")(item)
+        return "unknown" if state and condition(kind)(item) == "Unknown" else state
+
+    return read
+
+
 def age(item: Item) -> str:
     """How long ago the resource was made, in its largest unit."""
     created = item.get("created_at")
@@ -73,7 +83,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     ),
     "nodes": (
         ("ZONE", field("spec.zone")),
-        ("STATE", field("status.observed.state")),
+        ("STATE", state_by("Ready")),
         ("DEVICES", condition("DevicesHealthy")),
         ("CORDONED", condition("Cordoned")),
         ("DRAINING", condition("Draining")),
@@ -92,7 +102,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("NODE", field("spec.node")),
         ("ENGINE", field("spec.engine")),
         ("MODELS", _served),
-        ("STATE", field("status.observed.state")),
+        ("STATE", state_by("Reachable")),
         ("URL", field("spec.url")),
     ),
     "models": (

@@ -13,12 +13,14 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from fleet.process.serve import bind
 from headrace.cli.main import run
+from headrace.cli.output import COLUMNS
 from tests.edges.processes import Process, wait_ready
 
 BOOTSTRAP = "bootstrap-token-0123456789"
@@ -164,6 +166,16 @@ def test_get_in_every_form(shell: Shell) -> None:
     assert [d["name"] for d in shown] == ["n1"]
     assert "acme-secret-1" not in shell.ok("get", "keys", "-o", "json")
     assert shell("get", "gpus")[2] == "no gpus\n"
+
+
+@pytest.mark.parametrize(("plural", "kind"), [("nodes", "Ready"), ("endpoints", "Reachable")])
+def test_the_state_of_what_nobody_sees_now_is_unknown(plural: str, kind: str) -> None:
+    [read] = [read for title, read in COLUMNS[plural] if title == "STATE"]
+
+    def seen(status: str) -> dict[str, Any]:
+        return {"status": {"observed": {"state": "ready"}, "conditions": [{"type": kind, "status": status}]}}
+
+    assert (read(seen("True")), read(seen("Unknown")), read({"status": {"observed": {}}})) == ("ready", "unknown", None)
 
 
 def test_what_get_prints_can_be_applied_again(shell: Shell) -> None:
