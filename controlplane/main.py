@@ -28,14 +28,14 @@ from controlplane.publish.publisher import Publisher
 from controlplane.publish.service import SERVICE as SNAPSHOT_SERVICE
 from controlplane.publish.service import SnapshotService
 from controlplane.publish.source import StoreFeed
-from controlplane.secrets import DeploymentSecrets, secrets_for
+from controlplane.secrets import MIN_SECRET_CHARS, DeploymentSecrets, secrets_for
 from controlplane.settings import ControlPlaneSettings
-from controlplane.startup import prepare
+from controlplane.startup import prepare, say_how_to_get_in
 from controlplane.store.database import Database
 from controlplane.store.housekeeping import keep_house
 from controlplane.store.intent import IntentFeed
 from fleet.clock import Clock, SystemClock
-from fleet.errors import HeadraceError, Unavailable
+from fleet.errors import FieldError, HeadraceError, InvalidInput, Unavailable
 from fleet.geo.client_address import TrustedProxies
 from fleet.geo.resolver import OriginResolver
 from fleet.process.admin import add_health, add_metrics, admin_app
@@ -132,6 +132,11 @@ async def run(
     bound = on_bound or (lambda name, port: None)
     tls = TlsFiles(settings.tls)
     require_safe(settings.host, tls=tls.serves, auth=True, insecure=settings.insecure, what="the control plane")
+    if 0 < len(settings.bootstrap_admin_token) < MIN_SECRET_CHARS:
+        reason = (
+            f"must have at least {MIN_SECRET_CHARS} characters; it opens everything: openssl rand -hex 24 makes one"
+        )
+        raise InvalidInput([FieldError("bootstrap_admin_token", reason)])
     parts = build(settings, clock)
     async with AsyncExitStack() as release:
         release.push_async_callback(parts.database.close)
@@ -211,6 +216,7 @@ async def _work(
     """
     url = settings.database_direct_url or settings.database()
     await prepare(parts.database, url, parts.secrets, parts.readiness, upgrade=settings.migrate)
+    await say_how_to_get_in(parts.database, bool(settings.bootstrap_admin_token))
     if ready is not None:
         _once_ready(parts.readiness, ready)
     tasks = Supervisor(parts.faults)

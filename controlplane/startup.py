@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from sqlalchemy import select
+from sqlalchemy import exists, select
 from sqlalchemy.exc import IntegrityError
 
 from controlplane.secrets import DeploymentSecrets, SealBroken
 from controlplane.store import migrate
 from controlplane.store.database import Database, DatabaseUnavailable
-from controlplane.tables import StoredSecret
+from controlplane.tables import AdminToken, StoredSecret
 from controlplane.tables.base import utc_now
 from fleet.errors import FieldError, InvalidInput
 from fleet.process.health import Readiness
@@ -56,6 +56,17 @@ def _schema(url: str, upgrade: bool) -> None:
         raise DatabaseUnavailable(
             f"the schema is at {revision or 'nothing'}, not {migrate.head()}; run: headrace db upgrade"
         )
+
+
+async def say_how_to_get_in(database: Database, bootstrap: bool) -> None:
+    """A line in the log when no admin token is there and none was given for a start: nobody could use the API."""
+    async with database.read() as session:
+        if (
+            not bootstrap
+            and not (await session.execute(select(exists().where(AdminToken.role == "admin")))).scalar_one()
+        ):
+            hint = "give the first one in HEADRACE_BOOTSTRAP_ADMIN_TOKEN and start again: until then the API lets nobody in"
+            _log.warning("no_admin_token", hint=hint)
 
 
 async def check_secret_key(database: Database, secrets: DeploymentSecrets) -> None:

@@ -15,11 +15,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from psycopg import sql
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from controlplane.api.fleet.endpoints import _shown
 from controlplane.main import run
 from controlplane.secrets import secrets_for
 from controlplane.settings import ControlPlaneSettings
+from controlplane.startup import say_how_to_get_in
 from controlplane.store import migrate
 from fleet.capacity import CapacityRow, DemandRow
 from fleet.errors import HeadraceError, InvalidInput
@@ -56,6 +58,13 @@ async def test_embedded_it_needs_nothing(tmp_path: Path) -> None:
     }
     async with copy("", tmp_path / "state", secret_key=[]) as plane, client(plane) as http:
         assert (await http.get("/api/v1/regions/eu-west")).json()["uid"] == created.json()["uid"]
+
+
+async def test_a_log_line_says_how_to_get_in_when_nobody_could(sqlite_store: Store, sqlite_url: str) -> None:
+    for bootstrap, told in ((True, 0), (False, 1)):
+        with capture_logs() as lines:
+            await say_how_to_get_in(sqlite_store.database, bootstrap)
+        assert [line["event"] for line in lines].count("no_admin_token") == told
 
 
 async def test_from_a_rest_write_to_a_router(database_url: str, tmp_path: Path) -> None:
@@ -289,6 +298,9 @@ async def test_what_cannot_work_is_one_line(sqlite_url: str, postgres_url: str, 
         assert f"127.0.0.1:{port} is taken" in await _fails(**common, grpc_port=port)
     assert "HEADRACE_INSECURE" in await _fails(**common, host="0.0.0.0")
     assert "HEADRACE_SECRET_KEY" in await _fails(database_url=postgres_url)
+    assert await _fails(**common, bootstrap_admin_token="short-canary") == (
+        "bootstrap_admin_token: must have at least 16 characters; it opens everything: openssl rand -hex 24 makes one"
+    )
     assert "at least 16 characters" in await _fails(database_url=sqlite_url, secret_key=["short"])
     assert "not supported" in await _fails(database_url="mysql://x/y", secret_key=[SECRET_KEY])
     async with copy(sqlite_url, tmp_path):
