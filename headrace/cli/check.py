@@ -80,8 +80,10 @@ def agent(config: Config = None) -> None:
 
 def _begin(process: str, config: Path | None) -> tuple[Any, Report]:
     from fleet.errors import InvalidInput
+    from fleet.process import logs
     from headrace.settings import load_process
 
+    logs.setup(process, level="critical")  # the report says it all; a part's own log would be between its lines
     report = Report()
     try:
         settings = load_process(process, config_file=config).settings

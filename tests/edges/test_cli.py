@@ -505,6 +505,11 @@ def test_check_says_a_line_for_each_thing(bare: Shell, control_plane: ControlPla
     (tmp_path / "h.toml").write_text('[agent]\ndevices = "simulated:2xh100-sxm-80"\nzone = "z"\nport = 0\n')
     status, out, _ = bare("check", "agent", "--config", "h.toml")
     assert "ok      devices: 2 devices" in out
+    assert {line[:8] for line in out.splitlines()} <= {"ok      ", "note    ", "FAILED  "}
+    _, out, _ = bare("check", "agent")
+    assert {line[:8] for line in out.splitlines()} <= {"ok      ", "note    ", "FAILED  "}, (
+        "no log between, without NVML too"
+    )
     assert "FAILED  router 127.0.0.1:1" in out
 
 
