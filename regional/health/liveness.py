@@ -16,6 +16,7 @@ All of it allows for our own lateness (``lateness.py``): a probe that ran out of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from fleet.report import AgentPhase, NodeReport
 from regional.fleetview.endpoint import Endpoint
@@ -36,6 +37,9 @@ from regional.health.lateness import Lateness
 from regional.health.settings import HealthSettings
 
 _SILENT_STATES = (NodeState.SUSPECT, NodeState.DEGRADED, NodeState.DEAD)
+_COUNTED = (NodeState.READY, NodeState.DRAINING, NodeState.SUSPECT)
+QUIET_SHARE = 0.5
+"""Of its lease: a node that has not reported for so long has fallen quiet."""
 ANSWER_SECONDS = 5.0
 """A probe that the shell has not answered by then is asked for again."""
 UNSEEN_SECONDS = 1.0
@@ -50,7 +54,7 @@ class _Watch:
     next_at: float
     asked_at: float | None = None
     allowed: float = 0.0
-    """Lateness of ours that the present probe allows for, in seconds."""
+    """Lateness of ours that the present probe allows for, in seconds; below zero it is no evidence in any case."""
     judged_at: float = -1e18
     """When the last outcome came in."""
     misses: int = 0
@@ -93,6 +97,10 @@ class Liveness:
                 self.ask(endpoint, now)
         if came_from not in _SILENT_STATES:
             return ()
+        for endpoint in node.endpoints.values():
+            watch = self._watches.get(endpoint.uid)
+            if watch is not None:  # what is under way was asked of a node that was out of reach
+                watch.rounds, watch.silent_since, watch.allowed = 0, None, -inf
         self._view.node_changed(node)
         return (DeclareAlive("node", node.name, node.zone),)
 
@@ -143,7 +151,7 @@ class Liveness:
         if outcome is ProbeOutcome.ANSWERED:
             self._answered(endpoint, now, actions)
         elif not self._progressed(endpoint, outcome, asked_at, now):
-            self._unanswered(endpoint, now, actions)
+            self._unanswered(endpoint, outcome, now, actions)
         self._judge_node(endpoint.node, now, actions)
         return tuple(actions)
 
@@ -216,9 +224,15 @@ class Liveness:
         reckoned = now - self._lateness.patience(now)
         nodes = self._view.nodes.values()
         found = [n for n in nodes if n.lease is not None and n.state not in _SILENT_STATES and n.lease.lapsed(reckoned)]
-        if len(found) >= s.crowd_nodes:
-            held = sum(n.lease is not None and n.state not in _SILENT_STATES for n in nodes)
-            if len(found) >= s.crowd_share * held:
+        if found:
+            # They need not lapse in the same instant: those that are well into their leases count as well.
+            shares = [
+                n.lease.age_seconds(reckoned) / n.lease.duration_seconds
+                for n in nodes
+                if n.lease and n.state in _COUNTED
+            ]
+            quiet = sum(share > QUIET_SHARE for share in shares)
+            if quiet >= s.crowd_nodes and quiet >= s.crowd_share * len(shares):
                 reckoned = now - s.patience_max_seconds
                 found = [n for n in found if n.lease is not None and n.lease.lapsed(reckoned)]
         return found
@@ -281,7 +295,7 @@ class Liveness:
             actions.append(DeclareAlive("endpoint", endpoint.name, endpoint.zone))
         self._view.changed(endpoint)
 
-    def _unanswered(self, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
+    def _unanswered(self, endpoint: Endpoint, outcome: ProbeOutcome, now: float, actions: list[Action]) -> None:
         """It neither answered nor made progress meanwhile."""
         node = endpoint.node
         alone = node.state not in _SILENT_STATES and not node.stream_closed
@@ -291,10 +305,9 @@ class Liveness:
         endpoint.dead = True
         endpoint.dead_since = now
         self._view.lose((endpoint,), "endpoint" if alone else "node")
+        reason = "does not answer" if outcome is ProbeOutcome.SILENT else "turns probes down"
         actions.append(
-            DeclareDead(
-                "endpoint", endpoint.name, endpoint.zone, (endpoint.uid,), "does not answer and makes no progress"
-            )
+            DeclareDead("endpoint", endpoint.name, endpoint.zone, (endpoint.uid,), f"{reason} and makes no progress")
         )
 
     def _interval(self, watch: _Watch, answered: bool) -> float:

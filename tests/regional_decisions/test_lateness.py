@@ -263,3 +263,26 @@ def test_leases_of_a_whole_zone_are_not() -> None:
             made.report(f"node-{name}", [endpoint(name, [f"GPU-{name}"])], zone="eu-west-b", gpus=[gpu(f"GPU-{name}")])
         made.run(0.1, {"a1": False, "a2": False})
         assert made.now - began < 2.0
+
+
+def test_leases_that_lapse_one_after_the_other_lapse_together() -> None:
+    names = ("a1", "a2", "a3", "a4")
+    made = simple({"eu-west-a": 4})
+    made.run(3.0, beating=names)
+    for name in names:  # each at a time of its own
+        made.run(0.1)
+        made.report(f"node-{name}", [endpoint(name, [f"GPU-{name}"])], gpus=[gpu(f"GPU-{name}")])
+    made.actions.clear()
+    made.run(2.0)
+    assert not any(isinstance(a, DeclareSuspect) for a in made.actions)
+
+
+def test_a_probe_asked_of_a_silent_node_says_nothing_once_the_node_is_back() -> None:
+    made = settled()
+    while not any(isinstance(a, DeclareSuspect) for a in made.actions):
+        made.tick()
+    assert asked(made)
+    made.report("node-a1", [endpoint("a1", ["GPU-a1"])], gpus=[gpu("GPU-a1")])
+    made.now += 0.2
+    assert made.core.on_probe("a1", ProbeOutcome.SILENT, made.now) == ()
+    assert not made.view.endpoints["a1"].dead
