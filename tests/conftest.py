@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
+import structlog
 from psycopg import sql
 
 from controlplane.store import migrate
@@ -19,6 +20,13 @@ from tests import services
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As in a process: errors are told without the values of local variables.
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+        ]
+    )
     config.stash[_RUN] = (services.open_run(), not hasattr(config, "workerinput"))
 
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Row, delete, func, insert, select, text, update
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.secrets import DeploymentSecrets, SealBroken
@@ -268,8 +268,12 @@ class IntentFeed:
                         checked_at = self._clock.monotonic()
                         await self.check_lineage()
                     seen = await self.head()
-                except DatabaseUnavailable as error:
-                    log.warning("intent_poll_failed", error=str(error))
+                except (DatabaseUnavailable, SQLAlchemyError) as error:
+                    # Whatever the database says, those who wait go on waiting: a fault of its own is told by whoever needs it next.
+                    log.warning(
+                        "intent_poll_failed",
+                        error=str(error) if isinstance(error, DatabaseUnavailable) else type(error).__name__,
+                    )
                     await asyncio.sleep(min(1.0, self._poll_seconds * 5))
                     continue
                 if seen != self._seen:
