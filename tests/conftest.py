@@ -19,14 +19,22 @@ from controlplane.store import migrate
 from tests import services
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # As in a process: errors are told without the values of local variables.
+@pytest.fixture(autouse=True)
+def _logs() -> None:
+    """Every test starts with the same logs, whatever the one before it set up; errors are told without local variables."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
-        ]
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+        context_class=dict,
+        logger_factory=structlog.PrintLoggerFactory(),
+        cache_logger_on_first_use=False,
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUN] = (services.open_run(), not hasattr(config, "workerinput"))
 
 

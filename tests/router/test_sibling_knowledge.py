@@ -256,8 +256,8 @@ async def test_case_r09_with_real_routers(over: str, tmp_path: Path, request: py
         settings = RouterSettings.embedded(fleet=str(path), redis_url=url)
         shared = [None if url else MemoryShared(hub, SystemClock()) for _ in range(2)]
         async with router(settings, shared=shared[0]) as a, router(settings, shared=shared[1]) as b:
-            await until(a.serves)
-            await until(b.serves)
+            for one in (a, b):
+                await until(lambda one=one: _spreads(one, busy, free))
             busy.retry_after = 15
             refused = busy.requests
             await until(lambda: _refused(a, busy, refused))
@@ -266,6 +266,14 @@ async def test_case_r09_with_real_routers(over: str, tmp_path: Path, request: py
             assert [(await b.chat())[0] for _ in range(20)] == [200] * 20
             assert [(await a.chat())[0] for _ in range(5)] == [200] * 5
             assert busy.requests == refused
+
+
+async def _spreads(running: RunningRouter, *engines: BareEngine) -> bool:
+    """A few requests reach every engine: this router has them all in rotation."""
+    before = [engine.requests for engine in engines]
+    for _ in range(8):
+        await running.serves()
+    return all(engine.requests > count for engine, count in zip(engines, before, strict=True))
 
 
 async def _refused(running: RunningRouter, busy: BareEngine, before: int) -> bool:
