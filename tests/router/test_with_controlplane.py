@@ -187,7 +187,8 @@ async def test_a_router_process_killed_without_a_centre_comes_back_and_serves(ce
 
         process, running = launch(), Process()
         try:
-            await until(lambda: running.serves(KEY), 30)
+            await until(lambda: process.poll() is not None or running.serves(KEY), 30)
+            assert process.poll() is None, "it ended by itself: a port it was given was taken meanwhile"
             await until(lambda: (state / "snapshot").exists())
             await centre.stop()
             process.send_signal(signal.SIGKILL)
