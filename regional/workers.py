@@ -16,6 +16,7 @@ from regional.settings import RouterSettings
 
 POLL_SECONDS = 0.2
 RESTART_PAUSE_SECONDS = 1.0
+KILLED_SECONDS = 5.0
 WorkerMain = Callable[[RouterSettings, Connection], None]
 """Serves one worker until SIGTERM; sends True over the connection once it is ready, or a text when it cannot start."""
 
@@ -62,7 +63,7 @@ def _join(workers: list[_Worker], grace_seconds: float) -> None:
         worker.process.join(grace_seconds)
         if worker.process.is_alive():
             worker.process.kill()
-            worker.process.join()
+            worker.process.join(KILLED_SECONDS)
         worker.pipe.close()
 
 

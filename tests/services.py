@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -90,10 +91,17 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listens on, below those that the system gives to outgoing connections: one from among
+    those may be taken again by anybody's connection before the process it was chosen for listens."""
+    for _ in range(1000):
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue  # somebody has it
+            return port
+    raise RuntimeError("no free port between 12000 and 32000")
 
 
 # PostgreSQL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,6 +16,7 @@ from agents.engines.base import EngineTarget
 from agents.engines.watcher import EngineWatcher
 from agents.lifecycle import Limits
 from fleet.endpoint import EndpointPhase, EndpointReport, EngineKind, ServedModel
+from tests import services
 from tests.agents.scripted_engine import VLLM_IDLE, ScriptedEngine
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -288,9 +288,7 @@ class Llama:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return services.free_port()
 
 
 @pytest.fixture
